@@ -1,0 +1,71 @@
+package algorithms
+
+import (
+	"context"
+	"math"
+	"time"
+)
+
+// Never is the wait for what cannot happen. It is greater than any other wait, so that the maximum
+// over several refusing charges is right.
+const Never = time.Duration(math.MaxInt64)
+
+// Charge asks one limit about one key.
+type Charge struct {
+	// Key separates clients within the limit's space. The store does not keep it after Apply returns.
+	Key   string
+	Limit *Limit
+	// Cost in units: > 0 takes, 0 passes and takes nothing, < 0 gives back what Mark names.
+	Cost int64
+	// Mark is, for a charge that gives back, the Mark of the outcome that took the units.
+	Mark int64
+	// Held is what this same request already took from this counter in an earlier batch: a wait
+	// must be long enough for both, since a retry asks for both again.
+	Held int64
+	// Peek: decided, never committed, never a reason to refuse the batch.
+	Peek bool
+	// Force: applied without a check, even beyond the capacity (a debt).
+	Force bool
+	// DryRun: decided, committed if it and the batch pass, never a reason to refuse the batch.
+	DryRun bool
+}
+
+// Outcome answers a charge.
+type Outcome struct {
+	// OK: the charge passes. In a refused batch a charge with OK was not the reason, and was not committed.
+	OK bool
+	// Remaining units: a request of this cost would be admitted now, one unit more would not.
+	Remaining int64
+	// Retry is how long this charge must wait to pass if no one else uses the key: 0 with OK,
+	// [Never] when its cost is above the capacity. One microsecond less and it is refused.
+	Retry time.Duration
+	// Next is the time until one more unit than Remaining is available; [Never] when nothing more can become available.
+	Next time.Duration
+	// Mark names what a committed charge was taken from, for giving it back.
+	Mark int64
+}
+
+// Store applies batches atomically, on a clock of its own.
+type Store interface {
+	// Apply reads the store's clock once, decides every charge at that instant as [Decide] does, and commits
+	// all of them, or none if any charge that is neither a dry run nor a peek is refused. out[i] answers charges[i];
+	// len(out) must be at least len(charges). The error reports a failed store, never a refused charge.
+	Apply(ctx context.Context, charges []Charge, out []Outcome) error
+	// Close releases what the store holds. Apply must not be called after it.
+	Close() error
+}
+
+// Binding returns the index of the outcome that refuses a batch: of the refused charges that are neither dry runs
+// nor peeks, the one with the longest wait, the first of them on a tie. It returns -1 when the batch passed.
+func Binding(charges []Charge, out []Outcome) int {
+	binding := -1
+	for i := range charges {
+		if out[i].OK || charges[i].DryRun || charges[i].Peek {
+			continue
+		}
+		if binding < 0 || out[i].Retry > out[binding].Retry {
+			binding = i
+		}
+	}
+	return binding
+}

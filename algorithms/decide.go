@@ -1,0 +1,221 @@
+package algorithms
+
+import "time"
+
+// State is what a store keeps of one counter. The zero State is a counter that was never charged.
+// All moments in it are microseconds, so that a reader with another tick needs no conversion.
+type State struct {
+	// T is the state's moment: when a meter's level was true, the start of the current window,
+	// or when the newest entry of a log was admitted.
+	T int64
+	// A is a meter's level (used capacity), the units used in the current window,
+	// or the units in all entries that a log has dropped.
+	A int64
+	// B is the meter's scale (level per unit), or the units used in the previous window.
+	B int64
+	// Log holds the entries of a sliding log, oldest first; nil for the other kernels.
+	Log []Entry
+}
+
+// Entry is one moment at which a sliding log admitted units.
+type Entry struct {
+	At int64
+	// Sum counts the units admitted up to and including this entry, so that a binary search finds any amount.
+	Sum int64
+}
+
+// Counter is a State opened for one decision: a copy that the store loads, hands to [Decide], and writes back
+// when Decide committed or when Anchored is set; otherwise it is dropped.
+type Counter struct {
+	State
+	// Anchored: the state stood more than a window ahead of the clock and was brought back to it.
+	// That is kept even when the batch is refused, or the key would stay locked.
+	Anchored bool
+
+	now int64 // the moment that counts: the store's, or the state's if that is a little ahead
+}
+
+// Decide answers every charge at the moment now and reports whether the batch was committed to the counters:
+// it is, unless a charge that is neither a dry run nor a peek is refused. counters[i] belongs to charges[i];
+// charges on the same counter must share one pointer, and are decided on their sum.
+func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) bool {
+	commit := true
+	for i := range charges {
+		c := &charges[i]
+		c.Limit.open(counters[i], now)
+		out[i] = Outcome{}
+	}
+	for i := range charges {
+		c, asked := &charges[i], sum(charges, counters, i)
+		wait := c.Limit.wait(counters[i], now, asked)
+		if wait > 0 {
+			wait = c.Limit.wait(counters[i], now, asked+min(c.Held, MaxExact))
+			commit = commit && (c.DryRun || c.Peek)
+		}
+		out[i].OK, out[i].Retry = wait == 0, wait
+	}
+	if commit {
+		for i := range charges {
+			if c := &charges[i]; out[i].OK && !c.Peek {
+				out[i].Mark = c.Limit.take(counters[i], c)
+			}
+		}
+	}
+	for i := range charges {
+		l, counter := charges[i].Limit, counters[i]
+		out[i].Remaining = l.remaining(counter)
+		out[i].Next = l.next(counter, now, out[i].Remaining)
+	}
+	return commit
+}
+
+// sum is what charge i asks of its counter together with the other charges of the batch that would be
+// committed to it. A dry run counts the enforced charges, never the other way round.
+func sum(charges []Charge, counters []*Counter, i int) int64 {
+	c := &charges[i]
+	if c.Force || c.Cost <= 0 {
+		return 0
+	}
+	total := min(c.Cost, MaxExact)
+	if c.Peek || len(charges) == 1 {
+		return total
+	}
+	for j := range charges {
+		d := &charges[j]
+		if j == i || counters[j] != counters[i] || d.Peek || d.Cost <= 0 || (d.DryRun && !c.DryRun) {
+			continue
+		}
+		total = min(total+min(d.Cost, MaxExact), MaxExact)
+	}
+	return total
+}
+
+// Idle reports whether the state at the moment now is no different from a key that was never seen.
+func (l *Limit) Idle(s State, now int64) bool {
+	return l.Used(s, now) == 0
+}
+
+// Used returns the units in use at the moment now, rounded up; it may exceed the capacity after a quota was lowered.
+// A store that must forget a key forgets the one that uses the smallest share of its capacity.
+func (l *Limit) Used(s State, now int64) int64 {
+	c := Counter{State: s}
+	l.open(&c, now)
+	return l.used(&c)
+}
+
+// open brings the counter to the moment that counts. Time that steps back by at most a window is treated as
+// standing still, so that no credit is granted twice; a larger step re-anchors, so that no key stays locked.
+func (l *Limit) open(c *Counter, now int64) {
+	c.now = now
+	if c.T > now {
+		if c.T-now <= l.window {
+			c.now = c.T
+		} else {
+			l.anchor(c, now)
+		}
+	}
+	switch l.Algorithm {
+	case TokenBucket, LeakyBucket:
+		l.drain(c)
+	case FixedWindow, SlidingWindow:
+		l.roll(c)
+	default:
+		l.expire(c)
+	}
+}
+
+func (l *Limit) anchor(c *Counter, now int64) {
+	c.Anchored = true
+	switch l.Algorithm {
+	case FixedWindow, SlidingWindow:
+		c.T = now - now%l.window
+	case SlidingLog:
+		c.pullBack(now)
+	default:
+		c.T = now - now%l.tick
+	}
+}
+
+// wait is how long a cost must wait to pass, from the store's now.
+func (l *Limit) wait(c *Counter, now, cost int64) time.Duration {
+	if cost <= 0 {
+		return 0
+	}
+	if cost > l.Capacity {
+		return Never
+	}
+	var wait int64
+	switch l.Algorithm {
+	case TokenBucket, LeakyBucket:
+		wait = l.meterWait(c, cost)
+	case FixedWindow:
+		wait = l.fixedWait(c, cost)
+	case SlidingWindow:
+		wait = l.slidingWait(c, cost)
+	default:
+		wait = l.logWait(c, cost)
+	}
+	if wait <= 0 {
+		return 0
+	}
+	return time.Duration(wait+c.now-now) * time.Microsecond
+}
+
+// next is the wait for one unit more than remaining.
+func (l *Limit) next(c *Counter, now, remaining int64) time.Duration {
+	if remaining >= l.Capacity {
+		return Never
+	}
+	return l.wait(c, now, remaining+1)
+}
+
+func (l *Limit) remaining(c *Counter) int64 {
+	return max(0, l.Capacity-l.used(c))
+}
+
+// used counts the units in use, rounded up.
+func (l *Limit) used(c *Counter) int64 {
+	switch l.Algorithm {
+	case TokenBucket, LeakyBucket:
+		return ceilDiv(c.A, l.den)
+	case FixedWindow:
+		return c.A
+	case SlidingWindow:
+		return c.A + ceilDiv(l.weigh(c), l.ticks)
+	default:
+		return c.sum()
+	}
+}
+
+// take commits a charge, or gives back if its cost is negative, and returns the mark for giving back.
+func (l *Limit) take(c *Counter, charge *Charge) int64 {
+	switch {
+	case charge.Cost == 0:
+		return 0
+	case charge.Cost < 0:
+		l.giveBack(c, -charge.Cost, charge.Mark)
+		return charge.Mark
+	}
+	switch l.Algorithm {
+	case TokenBucket, LeakyBucket:
+		return l.fill(c, charge.Cost)
+	case FixedWindow, SlidingWindow:
+		c.A = min(c.A+min(charge.Cost, MaxExact), MaxExact)
+		return c.T
+	default:
+		c.append(charge.Cost)
+		return c.now
+	}
+}
+
+// giveBack returns units only to what they were taken from, as far as it still stands.
+func (l *Limit) giveBack(c *Counter, units, mark int64) {
+	switch l.Algorithm {
+	case TokenBucket, LeakyBucket:
+		l.unfill(c, units, mark)
+	case FixedWindow, SlidingWindow:
+		l.uncount(c, units, mark)
+	default:
+		c.remove(units, mark)
+	}
+}

@@ -1,0 +1,67 @@
+package algorithms
+
+// The meter kernel: a level that falls by num per tick and rises by den per unit.
+//
+// It stores the used level and not GCRA's theoretical arrival time with an emission interval: 3 per second
+// has no whole interval, and a truncated one drifts. Used, not left, so that a changed burst keeps the usage.
+// A missing key is an empty meter, that is a full bucket.
+//
+// Source: GCRA, ITU-T I.371 annex A, restated in whole numbers.
+
+// drain lets the level fall for the time since it was true.
+func (l *Limit) drain(c *Counter) {
+	if c.B != l.den && c.A > 0 {
+		c.A = min(rescale(c.A, c.B, l.den), l.ceiling)
+	}
+	c.B = l.den
+	// A moment that another tick stored is rounded up: later means less drained, never credit for nothing.
+	elapsed := c.now/l.tick - ceilDiv(c.T, l.tick)
+	if elapsed >= ceilDiv(c.A, l.num) {
+		c.A = 0
+	} else if elapsed > 0 {
+		c.A -= elapsed * l.num
+	}
+	c.T = max(c.T, c.now-c.now%l.tick)
+}
+
+// meterWait: the cost fits once level + cost·den ≤ capacity·den.
+func (l *Limit) meterWait(c *Counter, cost int64) int64 {
+	over := c.A - (l.Capacity-cost)*l.den
+	if over <= 0 {
+		return 0
+	}
+	return l.untilTick(c, ceilDiv(over, l.num))
+}
+
+// untilTick is the time until the given number of ticks have begun after the current one.
+func (l *Limit) untilTick(c *Counter, ticks int64) int64 {
+	return ticks*l.tick - c.now%l.tick
+}
+
+// fill takes units and returns the moment at which the meter is empty again: a refund after that is void.
+func (l *Limit) fill(c *Counter, units int64) int64 {
+	c.A = min(c.A+min(units, MaxExact/l.den)*l.den, l.ceiling)
+	return c.now + l.untilTick(c, ceilDiv(c.A, l.num))
+}
+
+func (l *Limit) unfill(c *Counter, units, emptyAt int64) {
+	if c.now < emptyAt {
+		c.A = max(0, c.A-min(units, MaxExact/l.den)*l.den)
+	}
+}
+
+// rescale converts a level from one scale to another, rounded up. Where the product would not be exact,
+// it rounds the fraction up to a whole unit: the script in redisstore cannot do better, and must agree.
+func rescale(level, from, to int64) int64 {
+	if from <= 0 {
+		return level
+	}
+	units, rest := level/from, level%from
+	if units > (MaxExact-to)/to {
+		return MaxExact
+	}
+	if rest > MaxExact/to {
+		return (units + 1) * to
+	}
+	return units*to + ceilDiv(rest*to, from)
+}
