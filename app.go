@@ -3,11 +3,15 @@ package sluice
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
 
+	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
 	"github.com/caddy-sluice/sluice/memstore"
 )
@@ -28,9 +32,10 @@ type App struct {
 
 // zone is what one config says of a zone name, over all its handlers.
 type zone struct {
-	first *caddyfile.Rule
-	rules int
-	units int64 // what the rules take together from a request that meets all of them
+	first    *caddyfile.Rule
+	counters *memstore.Zone
+	rules    int
+	units    int64 // what the rules take at least, together, from a request that meets all of them
 }
 
 // shared reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
@@ -47,22 +52,45 @@ func (a *App) Provision(caddy.Context) error {
 	return nil
 }
 
-// join adds a handler's rule to the config, or says which other rule it contradicts.
-func (a *App) join(r *caddyfile.Rule) (*zone, error) {
+// join adds a handler's rule to the config and opens its zone, or says which other rule it contradicts.
+func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	z := a.zones[r.Zone]
 	if z == nil {
-		z = &zone{first: r}
+		z = &zone{first: r, counters: local.Open(r.Zone)}
 		a.zones[r.Zone] = z
+		logFreshStart(r, z.counters.Spaces(), logger)
 	}
 	if was, is := z.first.Settings(), r.Settings(); was != is {
-		return nil, fmt.Errorf("zone %q (%s) is %s, but %s makes it %s: handlers that share a zone must agree; use one of the two settings or another name",
-			r.Zone, r.Place, is, z.first.Place, was)
+		return nil, fmt.Errorf("zone %q is %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
+			"make them equal, or give one of the zones another name", r.Zone, was, place(z.first), is, place(r))
 	}
 	z.rules++
 	z.units += r.Cost.Least()
+	if limit := r.Limits[0]; z.shared() && z.units > limit.Capacity && limit.Capacity > 0 {
+		logger.Warn("a request that meets all rules of this zone can never pass, because together they take more than it holds",
+			zap.String("zone", r.Zone), zap.Int("rules", z.rules), zap.Int64("units", z.units), zap.Int64("capacity", limit.Capacity))
+	}
 	return z, nil
+}
+
+// place names where a rule is written.
+func place(r *caddyfile.Rule) string {
+	if r.Place == "" {
+		return "another handler"
+	}
+	return r.Place
+}
+
+// logFreshStart says that a zone which has counters gets new ones, because its algorithm or window changed.
+func logFreshStart(r *caddyfile.Rule, known []algorithms.Space, logger *zap.Logger) {
+	for _, limit := range r.Limits {
+		if len(known) > 0 && !slices.Contains(known, limit.Space) {
+			logger.Info("a limit with another window or algorithm starts afresh", zap.String("zone", r.Zone),
+				zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window))
+		}
+	}
 }
 
 // sweepEvery makes the app forget idle keys at least that often.
@@ -76,29 +104,38 @@ func (a *App) sweepEvery(d time.Duration) {
 
 // Start begins to sweep. There is one goroutine per config, none per zone or key.
 func (a *App) Start() error {
-	if a.sweep <= 0 {
-		return nil
+	if a.sweep > 0 {
+		var ctx context.Context
+		ctx, a.stop = context.WithCancel(context.Background())
+		go a.keepSweeping(ctx)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	a.stop = stop
-	go sweep(ctx, a.sweep)
 	return nil
 }
 
-func sweep(ctx context.Context, every time.Duration) {
-	tick := time.NewTicker(every)
+// keepSweeping forgets idle keys at every interval, so that a zone which nobody uses any more gives its memory back.
+func (a *App) keepSweeping(ctx context.Context) {
+	tick := time.NewTicker(a.sweep)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			local.Sweep()
+			for _, z := range a.open() {
+				z.counters.Sweep()
+			}
 		}
 	}
 }
 
-// Stop ends the sweeping; the counters stay for the config that comes next.
+// open lists the zones that the app holds.
+func (a *App) open() []*zone {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Collect(maps.Values(a.zones))
+}
+
+// Stop ends the sweeping.
 func (a *App) Stop() error {
 	if a.stop != nil {
 		a.stop()
@@ -106,7 +143,16 @@ func (a *App) Stop() error {
 	return nil
 }
 
+// Cleanup releases the zones. The counters stay if another config has them open, as at a reload.
+func (a *App) Cleanup() error {
+	for _, z := range a.open() {
+		z.counters.Close()
+	}
+	return nil
+}
+
 var (
-	_ caddy.App         = (*App)(nil)
-	_ caddy.Provisioner = (*App)(nil)
+	_ caddy.App          = (*App)(nil)
+	_ caddy.Provisioner  = (*App)(nil)
+	_ caddy.CleanerUpper = (*App)(nil)
 )

@@ -21,7 +21,6 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
 	"github.com/caddy-sluice/sluice/fields"
-	"github.com/caddy-sluice/sluice/memstore"
 	"github.com/caddy-sluice/sluice/telemetry"
 )
 
@@ -50,11 +49,10 @@ type Handler struct {
 // rule is a compiled rule with what it holds while the config lives.
 type rule struct {
 	*caddyfile.Rule
-	zone     *zone
-	counters *memstore.Zone
-	metrics  *telemetry.Zone
-	policy   int         // index in the handler's fields of the first limit's policy
-	badCost  atomic.Bool // a cost that is no number was logged
+	zone    *zone
+	metrics *telemetry.Zone
+	policy  int         // index in the handler's fields of the first limit's policy
+	badCost atomic.Bool // a cost that is no number was logged
 }
 
 // CaddyModule returns the Caddy module information.
@@ -84,7 +82,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return h.open(ctx, app.(*App))
 }
 
-// open takes the rules' zones into use. What it took is in h.rules, so that Cleanup releases that and no more.
+// open joins the rules to the config and opens their metrics. Those are in h.rules, so that Cleanup closes them and no more.
 func (h *Handler) open(ctx caddy.Context, app *App) error {
 	var policies []fields.Policy
 	for _, compiled := range h.settings.Rules {
@@ -92,13 +90,12 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 		if err != nil {
 			return err
 		}
-		r := &rule{Rule: compiled, zone: zone, policy: len(policies), counters: local.Open(compiled.Zone)}
+		r := &rule{Rule: compiled, zone: zone, policy: len(policies)}
 		h.rules = append(h.rules, r)
-		h.logFreshStart(r)
 		if !h.settings.DisableMetrics {
 			r.metrics, err = telemetry.Open(ctx.GetMetricsRegistry(), telemetry.Source{
 				Zone: r.Zone, Store: "local", Limits: r.Limits, IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
-				Keys: r.counters.Keys, Evictions: r.counters.Evictions,
+				Keys: zone.counters.Keys, Evictions: zone.counters.Evictions,
 			})
 			if err != nil {
 				return fmt.Errorf("registering metrics of zone %s: %w", r.Zone, err)
@@ -114,27 +111,11 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 	return nil
 }
 
-// logFreshStart says that a zone which has counters gets new ones, because its algorithm or window changed.
-func (h *Handler) logFreshStart(r *rule) {
-	known := make(map[algorithms.Space]bool)
-	for _, space := range r.counters.Spaces() {
-		known[space] = true
-	}
-	for _, limit := range r.Limits {
-		if len(known) > 0 && !known[limit.Space] {
-			h.logger.Info("a limit with another window or algorithm starts afresh", zap.String("zone", r.Zone),
-				zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window))
-		}
-	}
-}
-
-// Cleanup releases the zones. The counters stay if another config has them open, as at a reload.
+// Cleanup ends the rules' metrics; the zones are the app's to release.
 func (h *Handler) Cleanup() error {
 	for _, r := range h.rules {
 		r.metrics.Close()
-		r.counters.Close()
 	}
-	h.rules = nil
 	return nil
 }
 
