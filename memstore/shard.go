@@ -104,6 +104,16 @@ func (s *shard) store(n uint32, state *algorithms.State) {
 	p.b = uint64(state.B)<<checkBits | p.b&checkMask
 }
 
+// used returns the units that a slot's counter holds, and false for a free slot.
+func (s *shard) used(n uint32, l *algorithms.Limit, now int64) (int64, bool) {
+	if s.slot(n).id == 0 {
+		return 0, false
+	}
+	var state algorithms.State
+	s.load(n, &state)
+	return l.Used(state, now), true
+}
+
 // add makes a slot for a key that has none. The shard must hold less than maxSlots.
 func (s *shard) add(k digest, state *algorithms.State) {
 	if (s.live+1)*10 > uint32(len(s.index))*7 {

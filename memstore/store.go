@@ -44,7 +44,8 @@ type Option func(*Store)
 
 // WithClock makes the store ask now for the moment, in microseconds since the Unix epoch and below 2^52. The default is
 // the monotonic clock, anchored to wall time once, so that a correction of the wall clock never grants or denies anything.
-// The store may ask more than once for one batch, and asks from many goroutines.
+// The store may ask more than once for one batch, and asks from many goroutines. A clock that steps back is met as
+// package algorithms says, except that what was idle and forgotten at the later moment is not remembered.
 func WithClock(now func() int64) Option {
 	return func(s *Store) { s.clock = now }
 }
@@ -97,7 +98,7 @@ func (s *Store) Apply(_ context.Context, charges []algorithms.Charge, out []algo
 }
 
 // boundLimits keeps a caller that compiles a limit for each request from growing the cache without end.
-const boundLimits = 4096
+const boundLimits = 1024
 
 func (s *Store) table(l *algorithms.Limit) *table {
 	if t := (*s.bound.Load())[l]; t != nil {

@@ -3,7 +3,9 @@ package memstore
 // A table holds the counters of one space and bounds them.
 
 import (
+	"math"
 	"math/bits"
+	"math/rand/v2"
 	"sync/atomic"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -44,11 +46,12 @@ func maxKeys(l *algorithms.Limit) int64 {
 
 func (t *table) shard(k digest) *shard { return &t.shards[k.more>>32&t.mask] }
 
-// How far the hand looks for each new key.
+// How far is looked for each new key.
 const (
-	glance = 2  // slots, in passing, so that idle keys go even if nobody calls Sweep
-	sample = 8  // keys, to choose one that must go
-	reach  = 32 // slots, to find that many
+	glance = 2  // slots that the hand passes, so that idle keys go even if nobody calls Sweep
+	search = 16 // slots that the hand passes when the table is full
+	sample = 8  // keys of which one must go when none was idle,
+	reach  = 64 // among so many slots; a shard of no more than these is looked at whole
 )
 
 // insert makes a counter if it holds anything: a refund, for one, never makes a key.
@@ -56,45 +59,65 @@ func (t *table) insert(s *shard, k digest, state *algorithms.State, l *algorithm
 	if l.Idle(*state, now) {
 		return
 	}
-	t.pass(s, l, now, glance, glance)
 	bound := maxKeys(l)
+	if s.top >= chunkSize { // before that there is no memory to be saved
+		t.pass(s, l, now, glance)
+	}
+	if t.full(s, bound) {
+		t.pass(s, l, now, search)
+	}
 	// Two at most, so that a bound that a reload lowered is reached without stopping anyone for long.
-	// A shard that has nothing to give up lets the table grow beyond the bound, by one for each shard.
-	for i := 0; i < 2 && (t.keys.Load() >= bound || s.live >= maxSlots); i++ {
-		if least, ok := t.pass(s, l, now, sample, reach); ok {
-			t.forget(s, least)
-			t.evictions.Add(1)
+	// A shard that has next to nothing to give up lets the table grow beyond the bound, by one or two a shard.
+	for range 2 {
+		if t.full(s, bound) {
+			t.evict(s, l, now)
 		}
 	}
 	s.add(k, state)
 	t.keys.Add(1)
 }
 
-// pass moves the hand over some slots and forgets those that are idle. If there was none, it returns
-// the one that uses the least of its capacity.
-func (t *table) pass(s *shard, l *algorithms.Limit, now int64, keys, slots int) (least uint32, ok bool) {
-	var lowest int64
-	idle := false
-	var state algorithms.State
-	for ; keys > 0 && slots > 0 && s.live > 0; slots-- {
-		n := s.hand
+func (t *table) full(s *shard, bound int64) bool {
+	return t.keys.Load() >= bound || s.live >= maxSlots
+}
+
+// pass moves the hand over some slots and forgets what is idle.
+func (t *table) pass(s *shard, l *algorithms.Limit, now int64, slots int) {
+	for ; slots > 0 && s.live > 0; slots-- {
 		if s.hand++; s.hand >= s.top {
 			s.hand = 0
 		}
-		if s.slot(n).id == 0 {
-			continue
-		}
-		keys--
-		s.load(n, &state)
-		used := l.Used(state, now)
-		if used == 0 {
-			t.forget(s, n)
-			idle = true
-		} else if !ok || used < lowest {
-			least, lowest, ok = n, used, true
+		if used, ok := s.used(s.hand, l, now); ok && used == 0 {
+			t.forget(s, s.hand)
 		}
 	}
-	return least, ok && !idle
+}
+
+// evict forgets the key that uses the least, of a random sample: neighbours came together, so eight of them might be
+// the very ones that are being limited.
+func (t *table) evict(s *shard, l *algorithms.Limit, now int64) {
+	var least, seen uint32
+	lowest := int64(math.MaxInt64)
+	for i := uint32(0); i < min(reach, s.top) && (seen < sample || s.top <= reach); i++ {
+		n := i
+		if s.top > reach {
+			n = rand.Uint32N(s.top)
+		}
+		used, ok := s.used(n, l, now)
+		if ok {
+			seen++
+		}
+		if ok && used < lowest {
+			least, lowest = n, used
+		}
+	}
+	if seen == 0 {
+		return
+	}
+	t.forget(s, least)
+	if lowest > 0 {
+		t.evictions.Add(1)
+	}
 }
 
 func (t *table) forget(s *shard, n uint32) {
@@ -125,13 +148,8 @@ func (t *table) sweep(clock func() int64) {
 }
 
 func (t *table) sweepSlots(s *shard, l *algorithms.Limit, now int64, from, to uint32) {
-	var state algorithms.State
 	for n := from; n < to; n++ {
-		if s.slot(n).id == 0 {
-			continue
-		}
-		s.load(n, &state)
-		if l.Idle(state, now) {
+		if used, ok := s.used(n, l, now); ok && used == 0 {
 			t.forget(s, n)
 		}
 	}
