@@ -79,7 +79,7 @@ func (z *zoneCompiler) policies() ([]algorithms.Policy, error) {
 		return nil, z.fail(field, -1, errors.New("limit is written too, and means the same; want limit, or events with window"))
 	case !events && len(z.z.Limit) == 0:
 		return nil, z.fail("", -1, errors.New("no limit; want one such as 100/1m"))
-	case z.z.MaxEvents == "":
+	case events && z.z.MaxEvents == "":
 		return nil, z.fail("window", -1, errors.New("events is missing beside it; want both, or limit instead of them"))
 	case events && z.z.Window == 0:
 		return nil, z.fail("max_events", -1, errors.New("window is missing beside it or zero; want both, such as events 100 and window 1m"))
