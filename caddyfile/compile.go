@@ -434,7 +434,7 @@ func (k *compiler) wireNames() error {
 
 // shortWindow writes a window with the largest unit that it is a whole number of, in characters that a policy's name may hold.
 func shortWindow(w time.Duration) string {
-	units := []struct {
+	units := [...]struct {
 		unit time.Duration
 		name string
 	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}, {time.Millisecond, "ms"}}

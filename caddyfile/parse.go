@@ -130,6 +130,9 @@ func (p *parser) keyAndLimit(name string, z *Zone, args []caddyfile.Token) error
 		return errorAt(args[2], fmt.Errorf("unexpected %q; want [<key>] <limit>, with further limits on a limit line in the block", args[2].Text))
 	}
 	limit := args[len(args)-1]
+	if len(args) == 1 && slices.ContainsFunc(split(limit.Text), func(p piece) bool { return p.placeholder && !isGlobal(p.text) }) {
+		return errorAt(limit, fmt.Errorf("no limit after the key %q; want one such as 100/1m", limit.Text))
+	}
 	if _, _, err := parseLimit(args[0].Text); err == nil && len(args) == 2 {
 		return errorAt(limit, fmt.Errorf("unexpected %q after the limit %q; want [<key>] <limit>, with further limits on a limit line in the block",
 			limit.Text, args[0].Text))
@@ -408,8 +411,11 @@ func (p *parser) note(zone, field string, index int) {
 
 // word is the Caddyfile's word for a JSON field.
 func word(field string) string {
-	if field == "max_events" {
+	switch field {
+	case "max_events":
 		return "events"
+	case "rate_limits":
+		return "rate_limit"
 	}
 	return field
 }
