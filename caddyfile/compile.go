@@ -179,12 +179,12 @@ func compile(c *Config, lookup func(string) (string, bool)) (*Rules, error) {
 	if err != nil {
 		return nil, err
 	}
-	maxKeys, err := k.maxKeys()
+	maxKeys, known, err := k.maxKeys()
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
-		z := &zoneCompiler{compiler: k, name: name, z: zones[name], maxKeys: maxKeys}
+		z := &zoneCompiler{compiler: k, name: name, z: zones[name], maxKeys: maxKeys, pending: !known}
 		rule, err := z.rule()
 		if err != nil {
 			return nil, err
@@ -302,22 +302,22 @@ func (k *compiler) status() error {
 	return nil
 }
 
-func (k *compiler) maxKeys() (int, error) {
+func (k *compiler) maxKeys() (keys int, known bool, err error) {
 	field, n := "max_keys", k.c.MaxKeys
 	if k.c.ZoneSize != "" {
 		if n != "" {
-			return 0, handlerError("zone_size", errors.New("max_keys is written too, and means the same; want one of them"))
+			return 0, false, handlerError("zone_size", errors.New("max_keys is written too, and means the same; want one of them"))
 		}
 		field, n = "zone_size", k.c.ZoneSize
 	}
 	if n == "" {
-		return algorithms.DefaultMaxKeys, nil
+		return algorithms.DefaultMaxKeys, true, nil
 	}
-	keys, _, err := k.integer(n, 1, math.MaxInt32)
+	value, known, err := k.integer(n, 1, math.MaxInt32)
 	if err != nil {
-		return 0, handlerError(field, err)
+		return 0, false, handlerError(field, err)
 	}
-	return int(keys), nil
+	return int(value), known, nil
 }
 
 // zones returns the zones and their names in order.
@@ -434,7 +434,7 @@ func (k *compiler) wireNames() error {
 
 // shortWindow writes a window with the largest unit that it is a whole number of, in characters that a policy's name may hold.
 func shortWindow(w time.Duration) string {
-	units := []struct {
+	units := [...]struct {
 		unit time.Duration
 		name string
 	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}, {time.Millisecond, "ms"}}

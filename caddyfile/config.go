@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"reflect"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -199,7 +200,7 @@ func (n *Number) UnmarshalJSON(b []byte) error {
 	case string:
 		*n = Number(v)
 	default:
-		return fmt.Errorf("%s is no number; want one, or a text such as \"{env.LIMIT}\"", b)
+		return typeError(b, "a number, or a text such as \"{env.LIMIT}\"", *n)
 	}
 	return nil
 }
@@ -223,8 +224,13 @@ func (t *Texts) UnmarshalJSON(b []byte) error {
 	}
 	var list []string
 	if err := json.Unmarshal(b, &list); err != nil {
-		return fmt.Errorf("%s is neither a text nor a list of texts", b)
+		return typeError(b, "a text or a list of texts", *t)
 	}
 	*t = list
 	return nil
+}
+
+// typeError is the error to which encoding/json adds the path.
+func typeError(value []byte, want string, into any) error {
+	return &json.UnmarshalTypeError{Value: fmt.Sprintf("%s (want %s)", value, want), Type: reflect.TypeOf(into)}
 }

@@ -3,10 +3,9 @@
 package caddyfile
 
 import (
+	"bytes"
 	"math"
 	"net/http"
-	"strconv"
-	"strings"
 )
 
 // Cost is how many units a request takes: a fixed number, or read from the request.
@@ -19,20 +18,27 @@ type Cost struct {
 func (c *Cost) Dynamic() bool { return c.text != nil }
 
 // Units returns what the request takes. ok is false when the placeholder's value is negative or not a whole number;
-// the units are then 1, and the handler counts and logs that.
+// the units are then 1, and the handler counts and logs that. A number that is too big for an int64 is the biggest one:
+// it is above every capacity all the same.
 func (c *Cost) Units(r *http.Request) (units int64, ok bool) {
 	if c.text == nil {
 		return c.fixed, true
 	}
 	var buf [32]byte
 	value, _ := c.text.append(buf[:0], r)
-	text := strings.TrimSpace(string(value))
-	units, err := strconv.ParseInt(text, 10, 64)
-	switch {
-	case err == nil && units >= 0:
-		return units, true
-	case units == math.MaxInt64: // out of range upwards: a number all the same, and above every capacity
-		return units, true
+	digits := bytes.TrimPrefix(bytes.TrimSpace(value), []byte("+"))
+	if len(digits) == 0 {
+		return 1, false
 	}
-	return 1, false
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return 1, false
+		}
+		if units > (math.MaxInt64-9)/10 {
+			units = math.MaxInt64
+			continue
+		}
+		units = units*10 + int64(c-'0')
+	}
+	return units, true
 }

@@ -73,6 +73,11 @@ const (
 
 func (k kind) isAddress() bool { return k == clientIP || k == remoteHost || k == remoteAddr }
 
+// mayHoldAddress: clients' addresses also come in headers of proxies, variables and the like.
+func (k kind) mayHoldAddress() bool {
+	return k == header || k == query || k == cookie || k == variable || k == other
+}
+
 // Append appends the request's key to dst. ok is false when the key expanded to nothing: every placeholder in it
 // is empty. The error is HTTP 425 for a key of an address in HTTP/3 early data, whose sender is not yet proven.
 // Any bytes in the request are fine.

@@ -63,6 +63,9 @@ var (
 	}
 )
 
+// systemNames are all of system.*.
+var systemNames = []string{"hostname", "slash", "os", "wd", "arch"}
+
 // namespaces are the beginnings of all other names that Caddy gives values to.
 var namespaces = []string{
 	"http.auth.", "http.error.", "http.intercept.", "http.matchers.", "http.rate_limit.", "http.regexp.",
@@ -106,7 +109,7 @@ func (z *zoneCompiler) check(name, full string) error {
 		return nil
 	}
 	switch {
-	case mistakes[name] != "", nearNamespace(full):
+	case mistakes[name] != "", nearNamespace(full) != "":
 		return unknownPlaceholder(name)
 	// Configs of the older spelling must load, and a map directive may set an undotted name; others can be renamed.
 	case !strings.Contains(name, ".") && (!z.out.Events || nearest(name, allNames()) != ""):
@@ -121,12 +124,12 @@ func (z *zoneCompiler) check(name, full string) error {
 func (z *zoneCompiler) warnUseless(name, full string) {
 	switch {
 	case strings.HasPrefix(full, "http.auth."):
-		z.warn("{%s} is empty unless an auth handler ran before; at its default place rate_limit runs before basic_auth: use a route block or the order option", name)
+		z.warn("{%s} is empty unless an auth handler runs before rate_limit, which by default none does; a route block or the order option changes that", name)
 	case hasAnyPrefix(full, "http.response.", "http.reverse_proxy.", "http.intercept."):
 		z.warn("{%s} is empty when rate_limit runs, which is before there is a response", name)
 	case full == "http.request.header.Host":
 		z.warn("{%s} is always empty in Go servers; use {host}", name)
-	case full == "http.request.uuid", hasAnyPrefix(full, "http.request.duration", "time.now", "http.request.remote.port"):
+	case slices.Contains(uniqueNames, full):
 		z.warn("{%s} differs between requests of one client, so each gets a counter of its own", name)
 	case hasAnyPrefix(full, "http.request.body"):
 		z.warn("{%s} reads the whole request body into memory", name)
@@ -139,7 +142,7 @@ func knownRequestName(rest string) bool {
 	}
 	for _, p := range requestByName {
 		if name, ok := strings.CutPrefix(rest, p); ok {
-			return name != ""
+			return isToken(name) || p == "uri.query." && name != ""
 		}
 	}
 	for _, p := range requestByNumber {
@@ -158,6 +161,8 @@ func unknownPlaceholder(name string) error {
 	}
 	if near := nearest(name, allNames()); near != "" {
 		hint = "did you mean {" + near + "}?"
+	} else if near := nearNamespace(longName(name)); near != "" && near != name {
+		hint = "did you mean {" + near + "}?"
 	}
 	if meant, ok := mistakes[name]; ok {
 		hint = "did you mean {" + meant + "}?"
@@ -165,23 +170,46 @@ func unknownPlaceholder(name string) error {
 	return fmt.Errorf("unknown placeholder {%s}; %s", name, hint)
 }
 
-// nearNamespace: a dotted name whose beginning is nearly one that Caddy knows, such as heder.X or http.request.header_X.
-func nearNamespace(name string) bool {
-	if strings.HasPrefix(name, "http.") {
-		second, _, _ := strings.Cut(name[len("http."):], ".")
-		return nearest(second, []string{"auth", "error", "intercept", "matchers", "rate_limit", "regexp", "request", "response", "reverse_proxy", "vars"}) != ""
-	}
-	first, _, _ := strings.Cut(name, ".")
-	var firsts []string
-	for short := range shortPrefixes {
-		firsts = append(firsts, strings.TrimSuffix(short, "."))
-	}
-	for _, n := range append(firsts, "http", "env", "system", "time", "remote") {
-		if first == n || distance(first, n) <= tolerance(n) {
-			return true
+// nearNamespace returns a dotted name with its beginning put right, when that is nearly one that Caddy knows,
+// such as heder.X or http.requst.method; or "".
+func nearNamespace(name string) string {
+	prefix, rest, words := "", name, firstWords()
+	if after, ok := strings.CutPrefix(name, "http."); ok {
+		prefix, rest, words = "http.", after, []string{"response"}
+		for _, n := range namespaces {
+			if second, _, ok := strings.Cut(strings.TrimPrefix(n, "http."), "."); ok && strings.HasPrefix(n, "http.") {
+				words = append(words, second)
+			}
 		}
 	}
-	return false
+	word, tail, ok := strings.Cut(rest, ".")
+	near := nearest(word, words)
+	if near == "" || !ok {
+		return ""
+	}
+	return prefix + near + "." + tail
+}
+
+// firstWords are what Caddy's dotted names begin with.
+func firstWords() []string {
+	words := []string{"http", "env", "system", "time", "remote"}
+	for short := range shortPrefixes {
+		words = append(words, strings.TrimSuffix(short, "."))
+	}
+	slices.Sort(words)
+	return words
+}
+
+// uniqueNames differ from one request or connection of a client to the next.
+var uniqueNames = []string{
+	"http.request.uuid", "http.request.duration", "http.request.duration_ms", "http.request.remote", "http.request.remote.port",
+	"time.now", "time.now.http", "time.now.rfc3339", "time.now.common_log", "time.now.unix", "time.now.unix_ms",
+}
+
+func isToken(name string) bool {
+	return name != "" && strings.IndexFunc(name, func(c rune) bool {
+		return c <= ' ' || c >= 0x7f || strings.ContainsRune(`"(),/:;<=>?@[\]{}`, c)
+	}) < 0
 }
 
 // allNames lists what a misspelled name can be compared with.

@@ -78,7 +78,8 @@ func hasAnyPrefix(text string, prefixes ...string) bool {
 func (z *zoneCompiler) key(field string, texts Texts, m mask) (*Key, error) {
 	key := &Key{}
 	for i, text := range texts {
-		p := part{mask: m, group: m.v4 < 32 || m.v6 < 128}
+		p := part{mask: m}
+		hasAddress := false
 		for _, piece := range split(text) {
 			if !piece.placeholder {
 				p.atoms = append(p.atoms, atom{kind: literal, name: piece.text})
@@ -90,9 +91,11 @@ func (z *zoneCompiler) key(field string, texts Texts, m mask) (*Key, error) {
 			}
 			key.dynamic = true
 			key.address = key.address || a.kind.isAddress()
-			p.group = p.group && !a.kind.isAddress()
+			hasAddress = hasAddress || a.kind.isAddress()
+			p.group = p.group || a.kind.mayHoldAddress()
 			p.atoms = append(p.atoms, a)
 		}
+		p.group = p.group && !hasAddress && (m.v4 < 32 || m.v6 < 128)
 		key.parts = append(key.parts, p)
 	}
 	return key, nil
@@ -101,6 +104,9 @@ func (z *zoneCompiler) key(field string, texts Texts, m mask) (*Key, error) {
 // atom compiles one placeholder.
 func (z *zoneCompiler) atom(name string, m mask) (atom, error) {
 	if isGlobal(name) {
+		if rest, ok := strings.CutPrefix(name, "system."); ok && !slices.Contains(systemNames, rest) {
+			return atom{}, unknownPlaceholder(name)
+		}
 		a := atom{kind: constant}
 		if z.lookup != nil {
 			a.name, _ = z.lookup(name)
@@ -108,6 +114,9 @@ func (z *zoneCompiler) atom(name string, m mask) (atom, error) {
 		return a, nil
 	}
 	if a, ok, err := peerAtom(name, m); ok || err != nil {
+		if a.kind == remotePort {
+			z.warnUseless(name, "http.request.remote.port")
+		}
 		return a, err
 	}
 	full := longName(name)

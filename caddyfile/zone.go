@@ -43,7 +43,7 @@ func (z *zoneCompiler) warn(format string, args ...any) {
 
 func (z *zoneCompiler) rule() (*Rule, error) {
 	if !zoneName.MatchString(z.name) {
-		return nil, z.fail("", -1, fmt.Errorf("zone name %q; want letters, digits, and any of _ . -", z.name))
+		return nil, z.fail("", -1, fmt.Errorf("name %q; want letters, digits, and any of _ . -", z.name))
 	}
 	if z.z == nil {
 		return nil, z.fail("", -1, errors.New("null; want a zone with a limit"))
@@ -79,7 +79,7 @@ func (z *zoneCompiler) policies() ([]algorithms.Policy, error) {
 		return nil, z.fail(field, -1, errors.New("limit is written too, and means the same; want limit, or events with window"))
 	case !events && len(z.z.Limit) == 0:
 		return nil, z.fail("", -1, errors.New("no limit; want one such as 100/1m"))
-	case z.z.MaxEvents == "":
+	case events && z.z.MaxEvents == "":
 		return nil, z.fail("window", -1, errors.New("events is missing beside it; want both, or limit instead of them"))
 	case events && z.z.Window == 0:
 		return nil, z.fail("max_events", -1, errors.New("window is missing beside it or zero; want both, such as events 100 and window 1m"))
@@ -207,9 +207,9 @@ func (z *zoneCompiler) burst() (burst int64, known bool, err error) {
 	switch {
 	case err != nil:
 	case !algorithm.Bucket():
-		err = errors.New("only a bucket has one; want algorithm token_bucket or leaky_bucket beside it")
+		err = fmt.Errorf("%q, but only a bucket has one; want algorithm token_bucket or leaky_bucket beside it", z.z.Burst)
 	case len(z.z.Limit) > 1:
-		err = fmt.Errorf("with %d limits; want one limit beside burst", len(z.z.Limit))
+		err = fmt.Errorf("%q for %d limits; want one limit beside burst", z.z.Burst, len(z.z.Limit))
 	}
 	if err != nil {
 		return 0, false, z.fail("burst", -1, err)
@@ -233,7 +233,7 @@ func (z *zoneCompiler) keys() error {
 		texts = Texts{clientAddress}
 	}
 	if len(texts) == 1 && texts[0] == "" && !z.out.Events {
-		return z.fail("key", 0, errors.New("empty; want a text, or leave key out to limit each client address"))
+		return z.fail("key", 0, errors.New("\"\"; want a text, or leave key out to limit each client address"))
 	}
 	if z.out.Key, err = z.key("key", texts, m); err != nil {
 		return err
