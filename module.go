@@ -107,7 +107,7 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 			}
 		}
 	}
-	h.fields = fields.NewSet(h.settings.Headers, h.settings.Status, policies...)
+	h.fields = fields.NewSet(fields.Families{IETF: h.settings.Headers.IETF, Draft6: h.settings.Headers.Draft6, X: h.settings.Headers.X, XDelta: h.settings.Headers.Delta}, h.settings.Status, policies...)
 	return nil
 }
 
@@ -307,8 +307,11 @@ var processStart = time.Now()
 func monotonic() time.Duration { return time.Since(processStart) }
 
 func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	handler := new(Handler)
-	return handler, handler.ParseDirective(h)
+	config, err := caddyfile.Parse(h)
+	if err != nil {
+		return nil, err
+	}
+	return &Handler{Config: *config}, nil
 }
 
 var (

@@ -49,6 +49,8 @@ type Rule struct {
 	Fallback *Key
 	Cost     Cost
 	DryRun   bool
+	// IPv4Prefix and IPv6Prefix are by how many bits addresses in the key are told apart.
+	IPv4Prefix, IPv6Prefix int
 	// Events: written as max_events and window, as in caddy-ratelimit.
 	Events bool
 	// Place is where the zone is written, such as "Caddyfile:12", or "" in JSON.

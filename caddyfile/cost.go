@@ -17,6 +17,9 @@ type Cost struct {
 // Dynamic reports whether the cost is read from the request.
 func (c *Cost) Dynamic() bool { return c.text != nil }
 
+// Least is the least that the cost can be.
+func (c *Cost) Least() int64 { return c.fixed }
+
 // Units returns what the request takes. ok is false when the placeholder's value is negative or not a whole number;
 // the units are then 1, and the handler counts and logs that. A number that is too big for an int64 is the biggest one:
 // it is above every capacity all the same.

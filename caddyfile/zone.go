@@ -224,6 +224,7 @@ func (z *zoneCompiler) keys() error {
 	if err != nil {
 		return err
 	}
+	z.out.IPv4Prefix, z.out.IPv6Prefix = int(m.v4), int(m.v6)
 	texts := z.z.Key
 	switch {
 	case len(texts) > 0:
@@ -289,7 +290,7 @@ func (z *zoneCompiler) cost() error {
 		if err != nil {
 			return err
 		}
-		z.out.Cost.text = &key.parts[0]
+		z.out.Cost = Cost{text: &key.parts[0]}
 		return nil
 	}
 	cost, known, err := z.integer(z.z.Cost, 1, algorithms.MaxExact)

@@ -67,12 +67,12 @@ func (p *Policy) appendLimit(dst []byte, o *algorithms.Outcome) []byte {
 	return dst
 }
 
-// tighter reports whether outcome a of p is closer to exhaustion than b of q: the smaller share remains,
-// or the same share and the longer wait for more. Shares are compared as fractions, exactly.
-func tighter(p *Policy, a *algorithms.Outcome, q *Policy, b *algorithms.Outcome) bool {
+// Tighter reports whether outcome a of a limit with capacity p is closer to exhaustion than b of one with capacity q:
+// the smaller share remains, or the same share and the longer wait for more. Shares are compared as fractions, exactly.
+func Tighter(p int64, a *algorithms.Outcome, q int64, b *algorithms.Outcome) bool {
 	// a/p < b/q; a capacity of 0 counts as 1, since nothing of it remains either way
-	hi1, lo1 := bits.Mul64(uint64(max(a.Remaining, 0)), uint64(max(q.capacity, 1)))
-	hi2, lo2 := bits.Mul64(uint64(max(b.Remaining, 0)), uint64(max(p.capacity, 1)))
+	hi1, lo1 := bits.Mul64(uint64(max(a.Remaining, 0)), uint64(max(q, 1)))
+	hi2, lo2 := bits.Mul64(uint64(max(b.Remaining, 0)), uint64(max(p, 1)))
 	if hi1 != hi2 {
 		return hi1 < hi2
 	}

@@ -117,7 +117,7 @@ func (s *Set) tighter(a, b Applied) bool {
 	if a.Outcome == nil || b.Outcome == nil {
 		return a.Outcome != nil
 	}
-	return tighter(&s.policies[a.Policy], a.Outcome, &s.policies[b.Policy], b.Outcome)
+	return Tighter(s.policies[a.Policy].capacity, a.Outcome, s.policies[b.Policy].capacity, b.Outcome)
 }
 
 // policyText is a text written at load, or with very many rules one written now.

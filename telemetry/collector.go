@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,6 +36,7 @@ type Source struct {
 type Zone struct {
 	Source
 	counters counters
+	badCosts *atomic.Int64
 	owner    *collector
 }
 
@@ -55,6 +57,13 @@ func (z *Zone) Count(r Result, took time.Duration) {
 	}
 }
 
+// CountBadCost counts a request whose cost was not a whole number of at least 0.
+func (z *Zone) CountBadCost() {
+	if z != nil {
+		z.badCosts.Add(1)
+	}
+}
+
 // Close ends the counting. The last Zone of a name takes its series with it.
 func (z *Zone) Close() {
 	if z != nil {
@@ -71,6 +80,8 @@ type collector struct {
 type series struct {
 	open   []*Zone             // in order of opening
 	stores map[string]counters // by store
+	// badCosts is shared by the handlers, as the counters are.
+	badCosts atomic.Int64
 }
 
 func newCollector() *collector { return &collector{zones: make(map[string]*series)} }
@@ -92,7 +103,7 @@ func (c *collector) open(registry prometheus.Registerer, source Source) (*Zone, 
 	if s.stores[source.Store] == nil {
 		s.stores[source.Store] = newCounters()
 	}
-	z := &Zone{Source: source, counters: s.stores[source.Store], owner: c}
+	z := &Zone{Source: source, counters: s.stores[source.Store], badCosts: &s.badCosts, owner: c}
 	s.open = append(s.open, z)
 	return z, nil
 }
@@ -121,13 +132,14 @@ var (
 	keysDesc      = desc("keys_total", "Keys that the zone holds on this instance.", "zone")
 	evictionsDesc = desc("evictions_total", "Keys forgotten for want of room (max_keys).", "zone")
 	decisionsDesc = desc("decisions_total", "Requests by what became of them in the zone.", "zone", "result", "store")
+	costsDesc     = desc("cost_errors_total", "Costs that were no whole number of at least 0, and counted as 1.", "zone")
 	configDesc    = desc("config", "Limits in use; always 1.",
 		"zone", "max_events", "window", "ipv4_prefix", "ipv6_prefix", "algorithm", "burst")
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requestsDesc, declinedDesc, timeDesc, keysDesc, evictionsDesc, decisionsDesc, configDesc} {
+	for _, d := range []*prometheus.Desc{requestsDesc, declinedDesc, timeDesc, keysDesc, evictionsDesc, decisionsDesc, costsDesc, configDesc} {
 		ch <- d
 	}
 }
@@ -171,6 +183,7 @@ func (s *series) counts(out []prometheus.Metric, zone string) []prometheus.Metri
 	return append(out,
 		counter(requestsDesc, all, zone),
 		counter(declinedDesc, sum.of(Refused), zone),
+		counter(costsDesc, s.badCosts.Load(), zone),
 		metric(prometheus.NewConstHistogram(timeDesc, uint64(all), time.Duration(sum.nanos).Seconds(), cumulative, zone)),
 	)
 }
