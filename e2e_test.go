@@ -124,7 +124,10 @@ func startCaddy(t testing.TB, sites string) *process {
 			t.Log(p.log.String())
 		}
 	})
-	p.await(exited)
+	p.await(exited, "serving initial configuration")
+	if strings.Contains(sites, "tls internal") {
+		p.await(exited, "certificate obtained successfully")
+	}
 	return p
 }
 
@@ -139,19 +142,19 @@ func (p *process) write(sites string) string {
 	return path
 }
 
-// await polls the log for the line that says that everything is being served.
-func (p *process) await(exited <-chan error) {
+// await polls the log for a line.
+func (p *process) await(exited <-chan error, line string) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for !strings.Contains(p.log.String(), "serving initial configuration") {
+	for !strings.Contains(p.log.String(), line) {
 		select {
 		case err := <-exited:
 			p.t.Fatalf("caddy exited: %v\n%s", err, p.log.String())
 		case <-ctx.Done():
-			p.t.Fatalf("caddy does not serve:\n%s", p.log.String())
+			p.t.Fatalf("caddy does not say %q:\n%s", line, p.log.String())
 		case <-tick.C:
 		}
 	}
