@@ -24,7 +24,7 @@ http://127.0.0.1:%d {
 	_ = p
 	for proto, client := range protocols(t) {
 		t.Run(proto, func(t *testing.T) {
-			url := fmt.Sprintf("https://127.0.0.1:%d/", port)
+			url := fmt.Sprintf("https://localhost:%d/", port)
 			for i := range 3 {
 				resp, body := get(t, client, url)
 				if resp.Proto != proto || resp.StatusCode != 200 || body != "hello from the upstream" {
