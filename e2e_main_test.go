@@ -17,7 +17,7 @@ https://localhost:%d {
 	rate_limit {http.request.proto}{client_ip} 3/1h
 	reverse_proxy 127.0.0.1:%d
 }
-http://127.0.0.1:%d {
+http://:%d {
 	respond "hello from the upstream"
 }
 `, port, upstream, upstream))
