@@ -141,6 +141,7 @@ func TestReloadKeepsValues(t *testing.T) {
 	again := openZone(t, c, next, Source{Zone: "api", Store: "local", Limits: []*algorithms.Limit{compiled(t, 10, time.Minute)}, Keys: func() int { return 2 }})
 	api.Count(Passed, 0) // both configs serve
 	again.Count(Refused, 0)
+	expect(t, scrape(t, next), map[string]float64{`keys_total{zone="api"}`: 2}) // the newer one is asked
 	api.Close()
 	login.Close()
 	closed = true
