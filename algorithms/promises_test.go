@@ -422,7 +422,7 @@ func TestPromise10ChangedQuotaKeepsUsage(t *testing.T) {
 		if err != nil {
 			return
 		}
-		if bound := MaxExact / l.ticks; p.Algorithm == SlidingWindow && max(s.state.A, s.state.B) > bound {
+		if bound := MaxExact / max(l.ticks, s.l.ticks); p.Algorithm == SlidingWindow && max(s.state.A, s.state.B) > bound {
 			return // counts that the new quota could not have left are bounded, so that products stay exact
 		}
 		used := s.l.Used(s.state, now.Microseconds())

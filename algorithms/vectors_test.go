@@ -13,6 +13,14 @@ type single struct {
 	state State
 }
 
+// scratch lets a test decide millions of times without allocating; decisions of one package's tests are not concurrent.
+var scratch struct {
+	counter  Counter
+	counters [1]*Counter
+	charges  [1]Charge
+	out      [1]Outcome
+}
+
 func newSingle(t testing.TB, p Policy) *single {
 	t.Helper()
 	l, err := Compile("z", p)
@@ -25,13 +33,13 @@ func newSingle(t testing.TB, p Policy) *single {
 // decide applies one charge at a moment since the epoch, as a store does.
 func (s *single) decide(now time.Duration, c Charge) Outcome {
 	c.Key, c.Limit = "k", s.l
-	counter := Counter{State: s.state}
-	counter.Log = append([]Entry(nil), counter.Log...)
-	var out [1]Outcome
-	if Decide(now.Microseconds(), []Charge{c}, []*Counter{&counter}, out[:]) || counter.Anchored {
-		s.state = counter.State
+	x := &scratch
+	x.counter, x.counters[0], x.charges[0] = Counter{State: s.state}, &x.counter, c
+	x.counter.Log = append([]Entry(nil), s.state.Log...)
+	if Decide(now.Microseconds(), x.charges[:], x.counters[:], x.out[:]) || x.counter.Anchored {
+		s.state = x.counter.State
 	}
-	return out[0]
+	return x.out[0]
 }
 
 func (s *single) ask(now time.Duration, cost int64) Outcome { return s.decide(now, Charge{Cost: cost}) }
