@@ -396,6 +396,16 @@ func TestF33TwoRulesOneZone(t *testing.T) {
 			}
 			c.add(want)
 			s.pass(1, "/")
+			// Now it is the first of the two handlers that refuses, and its wait must be for both as well.
+			for {
+				if a = s.refused("/"); s.wait(a) < 0 {
+					t.Fatal("no Retry-After")
+				} else if a.left("twice") == 0 {
+					break
+				}
+			}
+			c.add(time.Duration(s.wait(a)) * time.Second)
+			s.pass(1, "/")
 		})
 	}
 }
