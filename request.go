@@ -83,7 +83,7 @@ func (q *question) charge(r *rule, key string, cost int64) {
 	q.asked = append(q.asked, asked{rule: r, first: len(q.charges)})
 	for i, limit := range r.Limits {
 		q.charges = append(q.charges, algorithms.Charge{
-			Key: key, Limit: limit, Cost: cost, DryRun: r.DryRun, Held: q.record.held(r, i, key),
+			Key: key, Limit: limit, Cost: cost, DryRun: r.DryRun, Held: q.record.held(r, i, key, cost) + r.ahead.Load(),
 		})
 		q.outcomes = append(q.outcomes, algorithms.Outcome{})
 	}
@@ -179,15 +179,21 @@ func (rec *record) knows(r *rule) bool {
 	return false
 }
 
-// held is what the request has already taken from the counter of the rule's limit under another rule.
-func (rec *record) held(r *rule, limit int, key string) (units int64) {
+// held is what the request has already taken from the counter of the rule's limit under other rules. Those learn
+// what is still to come behind them.
+func (rec *record) held(r *rule, limit int, key string, cost int64) (units int64) {
 	if rec == nil || !r.zone.shared() {
 		return 0
 	}
-	for i := range rec.answers {
-		if a := &rec.answers[i]; a.rule.Limits[a.limit].Space == r.Limits[limit].Space && a.key == key {
-			units += a.taken
+	for i := len(rec.answers) - 1; i >= 0; i-- {
+		a := &rec.answers[i]
+		if a.taken == 0 || a.rule.Limits[a.limit].Space != r.Limits[limit].Space || a.key != key {
+			continue
 		}
+		if ahead := cost + units; !r.DryRun && ahead > a.rule.ahead.Load() {
+			a.rule.ahead.Store(ahead) // of two at once one may be lost until the next request
+		}
+		units += a.taken
 	}
 	return units
 }
