@@ -134,6 +134,37 @@ func TestF47IdleKeysGoFirst(t *testing.T) {
 	}
 }
 
+// Idle keys go first wherever they are, and going is no eviction.
+func TestF47FewIdleKeysGoFirst(t *testing.T) {
+	for name, idle := range map[string]func(i int) bool{
+		"one in ten":      func(i int) bool { return i%10 == 0 },
+		"far from a hand": func(i int) bool { return i >= 500 },
+	} {
+		clock := storetest.NewClock()
+		s := New(WithClock(clock.Now))
+		z := s.Open("z")
+		l := limit(t, "z", algorithms.SlidingLog, 100, time.Minute)
+		l.MaxKeys = 1000
+		for i := range 1000 {
+			ask(t, s, l, fmt.Sprint(i), 1)
+		}
+		s.spaces[l.Space].shards[0].hand = 0
+		clock.Advance(59 * time.Second)
+		for i := range 1000 {
+			if !idle(i) {
+				ask(t, s, l, fmt.Sprint(i), 1)
+			}
+		}
+		clock.Advance(2 * time.Second)
+		for i := range 25 {
+			ask(t, s, l, fmt.Sprint("new ", i), 1)
+		}
+		if z.Evictions() > 2 || z.Keys() > 1000 {
+			t.Errorf("%s: %d evictions, %d keys", name, z.Evictions(), z.Keys())
+		}
+	}
+}
+
 func TestLoweredBoundIsReached(t *testing.T) {
 	s := New()
 	z := s.Open("z")
@@ -265,5 +296,9 @@ func TestLogFollowsTheUse(t *testing.T) {
 	}
 	if got := ask(t, s, l, "k", 0).Remaining; got != 1_000_000-21 {
 		t.Errorf("%d remaining", got)
+	}
+	s.Open("z").Forget("k")
+	if array() != 0 {
+		t.Errorf("an array of %d entries for a key that was forgotten", array())
 	}
 }
