@@ -43,7 +43,7 @@ func (l *Limit) logWait(c *Counter, cost int64) int64 {
 
 func (c *Counter) append(units int64) {
 	n := len(c.Log)
-	sum := c.A + c.sum() + min(units, MaxExact)
+	sum := c.A + min(c.sum()+min(units, MaxExact), MaxExact) // debts included, so that sums stay exact
 	if n > 0 && c.Log[n-1].At == c.now {
 		c.Log[n-1].Sum = sum
 	} else {

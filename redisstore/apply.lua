@@ -77,7 +77,7 @@ local function put(c, i, entries, n)
   elseif #entries > 0 then
     call('SETRANGE', c.key, HEADER_SIZE + i * ENTRY_SIZE, entries)
   end
-  c.n, c.changed = n, true
+  c.n = n
   if c.raw and n > SMALL then grow(c) end
 end
 

@@ -107,6 +107,11 @@ func (s *Server) Launch() {
 }
 
 func (s *Server) ping() error {
+	listening, err := net.Dial("tcp", s.Addr)
+	if err != nil {
+		return err
+	}
+	listening.Close()
 	c := s.Client()
 	defer c.Close()
 	return c.Ping(context.Background()).Err()
