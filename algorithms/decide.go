@@ -25,24 +25,30 @@ type Entry struct {
 }
 
 // Counter is a State opened for one decision: a copy that the store loads, hands to [Decide], and writes back
-// when Decide committed or when Anchored is set; otherwise it is dropped.
+// when Decide committed or when Anchored is set; otherwise it is dropped. Decide leaves the State as it was loaded
+// unless a charge changed it, and makes it the zero State when nothing in it is in use any more: whether
+// a store writes back too often, or keeps idle counters or forgets them, no later answer can tell.
 type Counter struct {
 	State
 	// Anchored: the state stood more than a window ahead of the clock and was brought back to it.
 	// That is kept even when the batch is refused, or the key would stay locked.
 	Anchored bool
 
-	now int64 // the moment that counts: the store's, or the state's if that is a little ahead
+	now     int64 // the moment that counts: the store's, or the state's if that is a little ahead
+	loaded  State
+	changed bool
 }
 
 // Decide answers every charge at the moment now and reports whether the batch was committed to the counters:
 // it is, unless a charge that is neither a dry run nor a peek is refused. counters[i] belongs to charges[i];
-// charges on the same counter must share one pointer, and are decided on their sum.
+// charges on the same counter must share one pointer, have equal limits, and are decided on their sum.
 func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) bool {
 	commit := true
+	for _, c := range counters[:len(charges)] {
+		c.loaded, c.changed, c.Anchored = c.State, false, false
+	}
 	for i := range charges {
-		c := &charges[i]
-		c.Limit.open(counters[i], now)
+		charges[i].Limit.open(counters[i], now)
 		out[i] = Outcome{}
 	}
 	for i := range charges {
@@ -66,6 +72,9 @@ func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) boo
 		out[i].Remaining = l.remaining(counter)
 		out[i].Next = l.next(counter, now, out[i].Remaining)
 	}
+	for i := range charges {
+		charges[i].Limit.settle(counters[i])
+	}
 	return commit
 }
 
@@ -88,6 +97,17 @@ func sum(charges []Charge, counters []*Counter, i int) int64 {
 		total = min(total+min(d.Cost, MaxExact), MaxExact)
 	}
 	return total
+}
+
+// settle leaves in the counter what a store is to keep. Opening it for a look must not count as a change: were the
+// drained level kept, a clock that had jumped ahead and came back would have given that credit away.
+func (l *Limit) settle(c *Counter) {
+	switch {
+	case !c.changed && !c.Anchored:
+		c.State = c.loaded
+	case l.used(c) == 0:
+		c.State = State{}
+	}
 }
 
 // Idle reports whether the state at the moment now is no different from a key that was never seen.
@@ -193,29 +213,33 @@ func (l *Limit) take(c *Counter, charge *Charge) int64 {
 	case charge.Cost == 0:
 		return 0
 	case charge.Cost < 0:
-		l.giveBack(c, -charge.Cost, charge.Mark)
+		if l.giveBack(c, -max(charge.Cost, -MaxExact), charge.Mark) {
+			c.changed = true
+		}
 		return charge.Mark
 	}
+	c.changed = true
+	units := min(charge.Cost, MaxExact)
 	switch l.Algorithm {
 	case TokenBucket, LeakyBucket:
-		return l.fill(c, charge.Cost)
+		return l.fill(c, units)
 	case FixedWindow, SlidingWindow:
-		c.A = min(c.A+min(charge.Cost, MaxExact), MaxExact)
+		c.A = min(c.A+units, MaxExact)
 		return c.T
 	default:
-		c.append(charge.Cost)
+		c.append(units)
 		return c.now
 	}
 }
 
-// giveBack returns units only to what they were taken from, as far as it still stands.
-func (l *Limit) giveBack(c *Counter, units, mark int64) {
+// giveBack returns units only to what they were taken from, as far as it still stands; false if it does not.
+func (l *Limit) giveBack(c *Counter, units, mark int64) bool {
 	switch l.Algorithm {
 	case TokenBucket, LeakyBucket:
-		l.unfill(c, units, mark)
+		return l.unfill(c, units, mark)
 	case FixedWindow, SlidingWindow:
-		l.uncount(c, units, mark)
+		return l.uncount(c, units, mark)
 	default:
-		c.remove(units, mark)
+		return c.remove(units, mark)
 	}
 }

@@ -42,8 +42,11 @@ func (l *Limit) logWait(c *Counter, cost int64) int64 {
 }
 
 func (c *Counter) append(units int64) {
-	n := len(c.Log)
-	sum := c.A + min(c.sum()+min(units, MaxExact), MaxExact) // debts included, so that sums stay exact
+	used := min(c.sum()+units, MaxExact)
+	if c.A+used > MaxExact {
+		c.rebase()
+	}
+	n, sum := len(c.Log), c.A+used
 	if n > 0 && c.Log[n-1].At == c.now {
 		c.Log[n-1].Sum = sum
 	} else {
@@ -52,11 +55,19 @@ func (c *Counter) append(units int64) {
 	c.T = c.now
 }
 
+// rebase lets the sums begin at zero again: a key that is never idle would reach 2^52 one day.
+func (c *Counter) rebase() {
+	for i := range c.Log {
+		c.Log[i].Sum -= c.A
+	}
+	c.A = 0
+}
+
 // remove gives units back to the entry of that moment, if it is still there.
-func (c *Counter) remove(units, at int64) {
+func (c *Counter) remove(units, at int64) bool {
 	i := sort.Search(len(c.Log), func(i int) bool { return c.Log[i].At >= at })
 	if i == len(c.Log) || c.Log[i].At != at {
-		return
+		return false
 	}
 	before := c.A
 	if i > 0 {
@@ -69,6 +80,7 @@ func (c *Counter) remove(units, at int64) {
 	if c.Log[i].Sum == before {
 		c.Log = append(c.Log[:i], c.Log[i+1:]...)
 	}
+	return true
 }
 
 // pullBack moves every entry after now to now: see [Counter.Anchored].

@@ -15,13 +15,15 @@ func (l *Limit) drain(c *Counter) {
 	}
 	c.B = l.den
 	// A moment that another tick stored is rounded up: later means less drained, never credit for nothing.
-	elapsed := c.now/l.tick - ceilDiv(c.T, l.tick)
+	c.T = ceilDiv(c.T, l.tick) * l.tick
+	c.now = max(c.now, c.T)
+	elapsed := (c.now - c.T) / l.tick
 	if elapsed >= ceilDiv(c.A, l.num) {
 		c.A = 0
 	} else if elapsed > 0 {
 		c.A -= elapsed * l.num
 	}
-	c.T = max(c.T, c.now-c.now%l.tick)
+	c.T = c.now - c.now%l.tick
 }
 
 // meterWait: the cost fits once level + cost·den ≤ capacity·den.
@@ -44,10 +46,12 @@ func (l *Limit) fill(c *Counter, units int64) int64 {
 	return c.now + l.untilTick(c, ceilDiv(c.A, l.num))
 }
 
-func (l *Limit) unfill(c *Counter, units, emptyAt int64) {
-	if c.now < emptyAt {
-		c.A = max(0, c.A-min(units, MaxExact/l.den)*l.den)
+func (l *Limit) unfill(c *Counter, units, emptyAt int64) bool {
+	if c.now >= emptyAt || c.A == 0 {
+		return false
 	}
+	c.A = max(0, c.A-min(units, MaxExact/l.den)*l.den)
+	return true
 }
 
 // rescale converts a level from one scale to another, rounded up. Where the product would not be exact,

@@ -50,11 +50,14 @@ func (l *Limit) slidingWait(c *Counter, cost int64) int64 {
 }
 
 // uncount gives back to the window that the units were taken from, if it still counts.
-func (l *Limit) uncount(c *Counter, units, start int64) {
+func (l *Limit) uncount(c *Counter, units, start int64) bool {
 	switch {
-	case start == c.T:
+	case start == c.T && c.A > 0:
 		c.A = max(0, c.A-units)
-	case start == c.T-l.window:
+	case start == c.T-l.window && c.B > 0:
 		c.B = max(0, c.B-units)
+	default:
+		return false
 	}
+	return true
 }

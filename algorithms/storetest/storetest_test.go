@@ -1,0 +1,79 @@
+package storetest
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+func newReference(_ *testing.T, clock *Clock) algorithms.Store { return NewReference(clock.Now) }
+
+func TestReference(t *testing.T) { Run(t, newReference) }
+
+func TestReferenceDifferential(t *testing.T) {
+	for seed := range uint64(4) {
+		clock := NewClock()
+		Differential(t, newReference(t, clock), clock, 25_000, seed)
+	}
+}
+
+func TestReferenceTraces(t *testing.T) { Traces(t, "../../testdata/traces", newReference) }
+
+// A trace that cannot be read says where and why.
+func TestTraceErrors(t *testing.T) {
+	const limit = "limit z fixed_window 5/1s\n"
+	for text, want := range map[string]string{
+		"limit z":                               "1: want: limit",
+		"limit z fixed 5/1s":                    `1: unknown algorithm "fixed"`,
+		"limit z fixed_window x/1s":             `1: strconv`,
+		"limit z fixed_window 5":                `1: time: invalid duration`,
+		"limit z token_bucket 5/1s burst x":     `1: strconv`,
+		"limit z fixed_window 5/1s burst 3":     "1: burst out of range",
+		limit + "0s z k 1":                      "2: no answer",
+		limit + "0 z k 1 -> ok":                 `2: answer ["ok"]`,
+		limit + "soon z k 1 -> ok 1":            `2: time: invalid duration "soon"`,
+		limit + "0s z k -> ok 1":                `2: charge ["z" "k"]`,
+		limit + "\n0s y k 1 -> ok 1":            `3: no limit "y"`,
+		limit + "0s z k one -> ok 1":            "2: strconv",
+		limit + "0s z k 1 twice -> ok 1":        `2: unknown option "twice"`,
+		limit + "0s z k 1 as -> ok 1":           `2: option "as" wants a value`,
+		limit + "0s z k 1 held x -> ok 1":       `2: strconv`,
+		limit + "0s z k 1 ; z k 1 -> ok 1":      "2: 2 charges with 1 answers",
+		limit + "0s z k 1 -> ok x":              "2: strconv",
+		limit + "0s z k 1 -> no 1":              `2: answer ["no" "1"]`,
+		limit + "0s z k 1 -> no 1 retry x":      `2: time: invalid duration "x"`,
+		limit + "0s z k 1 -> ok 1 later":        `2: answer ["ok" "1" "later"]`,
+		limit + "0s z k 1 -> ok 1 next x":       `2: time: invalid duration "x"`,
+		limit + "0s z k 1 -> ok 1 # fine\n-> x": "3: time",
+	} {
+		if _, err := parseTrace(text); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%q: error %v, want %q", text, err, want)
+		}
+	}
+}
+
+// Replaying a trace finds a wrong answer, a missing mark and a failed store.
+func TestTraceFindsDifferences(t *testing.T) {
+	const limit = "limit z fixed_window 5/1s\n"
+	for text, want := range map[string]string{
+		"0s z k 1 -> ok 4 next 1s":         "",
+		"0s z k 1 -> ok 5":                 `2: charge 1 is answered "ok 4", want "ok 5"`,
+		"0s z k 1 -> ok 4 next never":      `2: charge 1 is answered "ok 4 next 1s", want "ok 4 next never"`,
+		"0s z k 6 -> no 5 retry 1s":        `2: charge 1 is answered "no 5 retry never", want "no 5 retry 1s"`,
+		"0s z k 1 -> no 4 retry 1s":        `2: charge 1 is answered "ok 4", want "no 4 retry 1s"`,
+		"0s z k -1 of a -> ok 5":           `2: nothing was taken as "a"`,
+		"0s z k 1 as a -> ok 4\nx":         "3: no answer",
+		"0s z a 1 ; z k 1 -> ok 4 ; ok 3":  `2: charge 2 is answered "ok 4", want "ok 3"`,
+		"0s z a 1 ; z a -1 -> ok 4 ; ok 4": "",
+	} {
+		clock := NewClock()
+		steps, err := parseTrace(limit + text)
+		if err == nil {
+			err = replay(NewReference(clock.Now), clock, steps)
+		}
+		if (err == nil) != (want == "") || (err != nil && err.Error()[:min(len(want), len(err.Error()))] != want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
+		}
+	}
+}
