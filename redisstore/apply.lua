@@ -186,14 +186,17 @@ local function drain(c, l)
     if level > 0 then level = min(rescale(level, c.B, l.den), l.ceiling) end
     c.B = l.den
   end
-  local elapsed = floor(c.now / l.tick) - ceil(c.T / l.tick)
+  -- A moment that another tick stored is rounded up: later means less drained, never credit for nothing.
+  local t = ceil(c.T / l.tick) * l.tick
+  c.now = max(c.now, t)
+  local elapsed = floor((c.now - t) / l.tick)
   if elapsed >= ceil(level / l.num) then
     level = 0
   elseif elapsed > 0 then
     level = level - elapsed * l.num
   end
   c.A = level
-  c.T = max(c.T, c.now - c.now % l.tick)
+  c.T = c.now - c.now % l.tick
 end
 
 -- untilTick is the time until so many ticks have begun after the current one.
@@ -315,8 +318,15 @@ local function take(c, l, cost, mark)
   return c.T
 end
 
+-- clear makes a counter that says nothing the same as one that was never seen.
+local function clear(c)
+  c.T, c.A, c.B = 0, 0, 0
+  if c.S then c.S, c.head, c.n, c.raw = 0, 0, 0, '' end
+end
+
 -- write keeps what changed, with the time after which it says no more than a missing key.
 local function write(c)
+  if c.idle then return call('DEL', c.key) end
   local l, idle = c.limit, c.now - now
   if l.algorithm > SLIDING then
     idle = idle + ceil(c.A / l.num) * l.tick
@@ -439,6 +449,8 @@ local function decide(n)
     local c = C[i]
     if c.changed then
       c.dirty = true
+      c.idle = used(c, L[i]) == 0
+      if c.idle then clear(c) end
       if c.T0 then c.T0, c.A0, c.B0 = c.T, c.A, c.B end
     end
   end

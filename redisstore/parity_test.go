@@ -7,8 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -43,38 +41,25 @@ func (c *choices) below(n int) int {
 
 func choose[T any](c *choices, all ...T) T { return all[c.below(len(all))] }
 
-// model is the reference: a counter is written when a charge took from it, or changed it, or it was re-anchored.
+// model is the simplest store: see storetest.Reference, which hides its names.
 type model map[string]algorithms.State
 
 func (m model) apply(now int64, names []string, charges []algorithms.Charge, out []algorithms.Outcome) {
-	opened, counters := m.open(names)
-	looked, untouched := m.open(names)
-	peeks := slices.Clone(charges)
-	for i := range peeks {
-		peeks[i].Peek = true
-	}
-	algorithms.Decide(now, peeks, untouched, make([]algorithms.Outcome, len(out)))
-	committed := algorithms.Decide(now, charges, counters, out)
+	opened, counters := map[string]*algorithms.Counter{}, make([]*algorithms.Counter, len(names))
 	for i, name := range names {
-		c := &charges[i]
-		mark := committed && out[i].OK && !c.Peek && c.Cost > 0
-		if mark || opened[name].Anchored || !reflect.DeepEqual(opened[name].State, looked[name].State) {
-			m[name] = opened[name].State
-		}
-	}
-}
-
-func (m model) open(names []string) (map[string]*algorithms.Counter, []*algorithms.Counter) {
-	by, all := map[string]*algorithms.Counter{}, make([]*algorithms.Counter, len(names))
-	for i, name := range names {
-		if by[name] == nil {
+		if opened[name] == nil {
 			s := m[name]
 			s.Log = append([]algorithms.Entry(nil), s.Log...)
-			by[name] = &algorithms.Counter{State: s}
+			opened[name] = &algorithms.Counter{State: s}
 		}
-		all[i] = by[name]
+		counters[i] = opened[name]
 	}
-	return by, all
+	committed := algorithms.Decide(now, charges, counters, out)
+	for name, c := range opened {
+		if committed || c.Anchored {
+			m[name] = c.State
+		}
+	}
 }
 
 // session drives one script and the model side by side.
@@ -343,8 +328,10 @@ var mutants = []struct{ old, new string }{
 	{"if c.B ~= l.den then", "if false then"},
 	{"ceil(rest * to / from)", "floor(rest * to / from)"},
 	{"ceil(c.T / l.tick)", "floor(c.T / l.tick)"},
+	{"c.now = max(c.now, t)", ""},
+	{"c.idle = used(c, L[i]) == 0", "c.idle = false"},
 	{"elapsed >= ceil(level / l.num)", "elapsed > ceil(level / l.num)"},
-	{"max(c.T, c.now - c.now % l.tick)", "c.now - c.now % l.tick"},
+	{"c.T = c.now - c.now % l.tick", "c.T = c.now"},
 	{"ticks * l.tick - c.now % l.tick", "ticks * l.tick"},
 	{"start == c.T + l.window then c.B = c.A", "start >= c.T + l.window then c.B = c.A"},
 	{"if prev * rest <= room * l.ticks", "if prev * rest < room * l.ticks"},
