@@ -92,8 +92,12 @@ func (a *ask) appendTo(dst []byte, limit int, last bool) []byte {
 
 func appendLimit(dst []byte, l *algorithms.Limit) []byte {
 	p := l.Params()
+	numOrTicks := p.Num
+	if !p.Algorithm.Bucket() {
+		numOrTicks = p.Ticks
+	}
 	dst = append(dst, byte(p.Algorithm))
-	for _, n := range [...]int64{p.Capacity, p.Quota, p.Window, p.Tick, p.Ticks, p.Num, p.Den, p.Ceiling} {
+	for _, n := range [...]int64{p.Capacity, p.Window, p.Tick, numOrTicks, p.Den, p.Ceiling} {
 		dst = binary.BigEndian.AppendUint64(dst, uint64(n))
 	}
 	return dst

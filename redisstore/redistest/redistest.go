@@ -174,3 +174,19 @@ func (s *Server) Calls(command string) int {
 	}
 	return n
 }
+
+// CPU returns the processor time that the server has used, by its own count.
+func (s *Server) CPU() time.Duration {
+	s.t.Helper()
+	info, _ := s.Do("info", "cpu").(string)
+	total := time.Duration(0)
+	for _, name := range []string{"used_cpu_sys", "used_cpu_user"} {
+		_, rest, _ := strings.Cut(info, "\n"+name+":")
+		var seconds float64
+		if _, err := fmt.Sscanf(rest, "%g", &seconds); err != nil {
+			s.t.Fatal(err)
+		}
+		total += time.Duration(seconds * float64(time.Second))
+	}
+	return total
+}
