@@ -18,22 +18,32 @@ import (
 	"github.com/caddy-sluice/sluice/telemetry"
 )
 
-// question is the batch of charges that one handler makes of a request. Questions are pooled.
+// question is what one handler asks about a request. Questions are pooled.
 type question struct {
-	r        *http.Request
-	record   *record // nil until something is charged
-	asked    []asked
-	charges  []algorithms.Charge
-	outcomes []algorithms.Outcome
-	applied  []fields.Applied
-	keys     []byte // the bytes of the charges' keys
+	r      *http.Request
+	record *record // nil until something is charged
+	asked  []asked // in the order of the file
+	// The charges by who decides them: this process, the shared store, or this process in the shared store's place.
+	local, shared, share batch
+	applied              []fields.Applied
+	keys                 []byte // the bytes of the charges' keys
 }
 
-// asked is a rule that applies, and where its limits' charges begin.
+// batch is the charges that one store decides at one instant.
+type batch struct {
+	charges  []algorithms.Charge
+	outcomes []algorithms.Outcome
+}
+
+// asked is a rule that applies, and where its limits' charges are.
 type asked struct {
 	rule  *rule
+	batch *batch
 	first int
 }
+
+func (a asked) charge(limit int) *algorithms.Charge   { return &a.batch.charges[a.first+limit] }
+func (a asked) outcome(limit int) *algorithms.Outcome { return &a.batch.outcomes[a.first+limit] }
 
 var questions = sync.Pool{New: func() any { return new(question) }}
 
@@ -52,15 +62,29 @@ const maxPooled = 4096
 // release returns the question to the pool. Nothing that it refers to may be used after.
 func (q *question) release() {
 	clear(q.asked)
-	clear(q.charges)
 	clear(q.applied)
-	keys := q.keys[:0]
-	if cap(keys) > maxPooled {
-		keys = nil
+	q.r, q.record, q.asked, q.applied, q.keys = nil, nil, q.asked[:0], q.applied[:0], q.keys[:0]
+	if cap(q.keys) > maxPooled {
+		q.keys = nil
 	}
-	*q = question{asked: q.asked[:0], charges: q.charges[:0], outcomes: q.outcomes[:0], applied: q.applied[:0], keys: keys}
+	q.local.reset()
+	q.shared.reset()
+	q.share.reset()
 	questions.Put(q)
 }
+
+func (b *batch) reset() {
+	clear(b.charges)
+	b.charges, b.outcomes = b.charges[:0], b.outcomes[:0]
+}
+
+func (b *batch) add(c algorithms.Charge) {
+	b.charges = append(b.charges, c)
+	b.outcomes = append(b.outcomes, algorithms.Outcome{})
+}
+
+// refused reports whether the batch was refused, so that nothing was taken.
+func (b *batch) refused() bool { return algorithms.Binding(b.charges, b.outcomes) >= 0 }
 
 // key expands the rule's key, or its fallback when that expands to nothing. ok is false when the rule
 // does not limit such a request. The text is valid until release.
@@ -80,45 +104,50 @@ func (q *question) key(r *rule) (key string, ok bool, err error) {
 
 // charge adds the charges of a rule, one for each of its limits.
 func (q *question) charge(r *rule, key string, cost int64) {
-	q.asked = append(q.asked, asked{rule: r, first: len(q.charges)})
+	b := &q.local
+	if r.shared {
+		b = &q.shared
+	}
+	q.asked = append(q.asked, asked{rule: r, batch: b, first: len(b.charges)})
 	for i, limit := range r.Limits {
-		q.charges = append(q.charges, algorithms.Charge{
+		b.add(algorithms.Charge{
 			Key: key, Limit: limit, Cost: cost, DryRun: r.DryRun, Held: q.record.held(r, i, key, cost) + r.ahead.Load(),
 		})
-		q.outcomes = append(q.outcomes, algorithms.Outcome{})
 	}
 }
 
 // refusedBy returns which of the rule's limits refused, the one with the longest wait.
-func (a asked) refusedBy(q *question) (limit int, refused bool) {
+func (a asked) refusedBy() (limit int, refused bool) {
 	for i := range a.rule.Limits {
-		if o := &q.outcomes[a.first+i]; !o.OK && (!refused || o.Retry > q.outcomes[a.first+limit].Retry) {
+		if o := a.outcome(i); !o.OK && (!refused || o.Retry > a.outcome(limit).Retry) {
 			limit, refused = i, true
 		}
 	}
 	return limit, refused
 }
 
-// ownerOf returns the rule that made the charge.
-func (q *question) ownerOf(charge int) asked {
-	i := len(q.asked) - 1
-	for q.asked[i].first > charge {
-		i--
+// binding returns the rule and limit that refuse the request: of those that refuse and are no dry run, the one
+// with the longest wait, the first in the file on a tie.
+func (q *question) binding() (by asked, limit int, refused bool) {
+	for _, a := range q.asked {
+		i, no := a.refusedBy()
+		if no && !a.rule.DryRun && (!refused || a.outcome(i).Retry > by.outcome(limit).Retry) {
+			by, limit, refused = a, i, true
+		}
 	}
-	return q.asked[i]
+	return by, limit, refused
 }
 
 // remember puts the answers on the request's record, for placeholders and for later handlers.
-func (q *question) remember() {
+func (q *question) remember(passed bool) {
 	if q.record == nil {
 		q.record = newRecord(q.r)
 	}
-	passed := algorithms.Binding(q.charges, q.outcomes) < 0
 	for _, a := range q.asked {
 		for i := range a.rule.Limits {
-			c := &q.charges[a.first+i]
-			answer := answer{rule: a.rule, limit: i, outcome: q.outcomes[a.first+i]}
+			answer := answer{rule: a.rule, limit: i, outcome: *a.outcome(i)}
 			if passed && answer.outcome.OK && a.rule.zone.shared() {
+				c := a.charge(i)
 				answer.key, answer.taken = strings.Clone(c.Key), c.Cost
 			}
 			q.record.answers = append(q.record.answers, answer)
