@@ -90,6 +90,11 @@ func TestNearest(t *testing.T) {
 			t.Errorf("%s is near %q, want %s", tc.a, got, tc.b)
 		}
 	}
+	for _, word := range []string{"limes", "xy", "magic"} {
+		if got := nearest(word, zoneWords); got != "" {
+			t.Errorf("%s is near %s", word, got)
+		}
+	}
 	for a, want := range map[string]int{"": 3, "abc": 0, "acb": 1, "ab": 1, "abcd": 1, "xyz": 3, "bca": 2} {
 		if got := distance(a, "abc"); got != want {
 			t.Errorf("distance of %q is %d, want %d", a, got, want)
