@@ -85,7 +85,7 @@ func TestNumberAndTexts(t *testing.T) {
 }
 
 func TestNearest(t *testing.T) {
-	for _, tc := range []struct{ a, b string }{{"brust", "burst"}, {"stauts", "status"}, {"algoritm", "algorithm"}, {"key_falback", "key_fallback"}} {
+	for _, tc := range []struct{ a, b string }{{"brust", "burst"}, {"stauts", "status"}, {"algoritm", "algorithm"}, {"key_falback", "key_fallback"}, {"algorytem", "algorithm"}} {
 		if got := nearest(tc.a, zoneWords) + nearest(tc.a, handlerWords); got != tc.b {
 			t.Errorf("%s is near %q, want %s", tc.a, got, tc.b)
 		}
