@@ -100,7 +100,8 @@ const (
 	exactQuota = 10
 )
 
-// Compile checks a config and turns it into rules. It loads the matchers of c's zones into ctx.
+// Compile checks a config and turns it into rules. It loads the matchers of c's zones into ctx, which takes them out of c,
+// so a config is compiled once.
 // The error names the JSON path, or the line of the Caddyfile that the config was adapted from,
 // the value that was wrong, and what would be right.
 func Compile(ctx caddy.Context, c *Config) (*Rules, error) {
