@@ -19,13 +19,14 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/fields"
 )
 
 // Rules is a compiled config.
 type Rules struct {
 	// Rules in the order of the file, which breaks ties.
 	Rules          []*Rule
-	Headers        Headers
+	Headers        fields.Families
 	Status         int
 	Response       Response
 	Jitter         float64 // the largest share by which a Retry-After grows, 0 to 1
@@ -71,13 +72,6 @@ func (r *Rule) Settings() string {
 	}
 	fmt.Fprintf(&s, "max_keys %d", r.Limits[0].MaxKeys)
 	return s.String()
-}
-
-// Headers says which response fields clients get.
-type Headers struct {
-	IETF, Draft6, X bool
-	// Delta: X-RateLimit-Reset in seconds from now instead of a Unix time.
-	Delta bool
 }
 
 // Response says what a refusal is made of.
@@ -251,7 +245,7 @@ func handlerError(field string, err error) error {
 func (k *compiler) headers() error {
 	words, h := k.c.Headers, &k.rules.Headers
 	if len(words) == 0 {
-		h.IETF = true
+		*h = fields.Default
 		return nil
 	}
 	for i, word := range words {
@@ -276,7 +270,7 @@ func (k *compiler) headers() error {
 			if i == 0 || words[i-1] != "x" {
 				return fail("%q belongs directly after x, as the form of its reset", word)
 			}
-			h.Delta = word == "delta"
+			h.XDelta = word == "delta"
 		default:
 			return fail("%q%s; want ietf, draft6, x (with epoch or delta), or off",
 				word, didYouMean(word, "ietf", "draft6", "x", "epoch", "delta", "off"))
