@@ -1,0 +1,160 @@
+package sluice
+
+// Where the charges of a request are decided: in this process, in the shared store, or when that fails as
+// each zone chose.
+
+import (
+	"context"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/fields"
+	"github.com/caddy-sluice/sluice/redisstore"
+)
+
+// decide answers the question: each store at one instant, and taking all or nothing over both. What the local zones
+// refuse never reaches the shared store; what they gave is given back when the shared store refuses.
+// denied is true when the shared store failed and a zone wants such requests refused.
+func (h *Handler) decide(ctx context.Context, q *question) (denied bool) {
+	q.local.apply(ctx, local)
+	if len(q.shared.charges) == 0 {
+		return false
+	}
+	if q.local.refused() {
+		q.shared.leaveUnasked()
+		return false
+	}
+	others := &q.shared
+	if err := h.redis.Apply(ctx, q.shared.charges, q.shared.outcomes); err != nil {
+		denied = h.fallBack(ctx, q)
+		others = &q.share
+	}
+	if denied || others.refused() {
+		q.local.giveBack(ctx, local)
+	}
+	return denied
+}
+
+// apply asks a store in this process, which cannot fail.
+func (b *batch) apply(ctx context.Context, store algorithms.Store) {
+	if len(b.charges) > 0 {
+		_ = store.Apply(ctx, b.charges, b.outcomes)
+	}
+}
+
+// leaveUnasked answers charges that nobody was asked about: they pass as far as they are concerned.
+func (b *batch) leaveUnasked() {
+	for i := range b.outcomes {
+		b.outcomes[i] = algorithms.Outcome{OK: true, Remaining: redisstore.NotAsked}
+	}
+}
+
+// giveBack undoes what a committed batch took. The outcomes keep saying what was asked, with the units back.
+func (b *batch) giveBack(ctx context.Context, store algorithms.Store) {
+	if len(b.charges) == 0 {
+		return
+	}
+	marks := make([]algorithms.Outcome, len(b.outcomes))
+	back := make([]algorithms.Charge, 0, len(b.charges))
+	for i, c := range b.charges {
+		if b.outcomes[i].OK && !c.Peek { // a dry run that refused has taken nothing
+			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: b.outcomes[i].Mark})
+		} else {
+			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit})
+		}
+	}
+	_ = store.Apply(ctx, back, marks)
+	for i := range marks {
+		b.outcomes[i].Remaining, b.outcomes[i].Next = marks[i].Remaining, marks[i].Next
+	}
+}
+
+// fallBack answers the charges that the shared store did not, as each zone chose. A dry run never denies.
+func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
+	q.shared.leaveUnasked()
+	shares := h.currentShares()
+	for i := range q.asked {
+		a := &q.asked[i]
+		if a.batch != &q.shared {
+			continue
+		}
+		a.rule.metrics.CountFallback(a.rule.OnStoreError.String())
+		switch a.rule.OnStoreError {
+		case caddyfile.OnStoreErrorDeny:
+			denied = denied || !a.rule.DryRun
+		case caddyfile.OnStoreErrorAllow:
+			h.app.redis.unlimited.Add(1)
+		default:
+			a.takeShare(&q.share, shares.limits[a.rule])
+		}
+	}
+	if denied {
+		q.share.leaveUnasked()
+		return true
+	}
+	q.share.apply(ctx, local)
+	return false
+}
+
+// takeShare moves a rule's charges to the batch of shares, with this instance's part of each limit.
+func (a *asked) takeShare(to *batch, limits []*algorithms.Limit) {
+	first := len(to.charges)
+	for i, limit := range limits {
+		c := *a.charge(i)
+		c.Limit = limit
+		to.add(c)
+	}
+	a.batch, a.first = to, first
+}
+
+// shares is what this instance admits by itself while the shared store is down, and how clients are told.
+type shares struct {
+	fleet  int
+	limits map[*rule][]*algorithms.Limit
+	fields *fields.Set
+}
+
+// currentShares divides the limits by the number of instances last known. They are made again when that changes.
+func (h *Handler) currentShares() *shares {
+	fleet := h.app.fleet()
+	if s := h.shares.Load(); s != nil && s.fleet == fleet {
+		return s
+	}
+	s := &shares{fleet: fleet, limits: make(map[*rule][]*algorithms.Limit)}
+	s.fields = h.describe(func(r *rule) []*algorithms.Limit {
+		if !r.shared || r.OnStoreError != caddyfile.OnStoreErrorLocal {
+			return r.Limits
+		}
+		for _, limit := range r.Limits {
+			s.limits[r] = append(s.limits[r], share(limit, fleet))
+		}
+		return s.limits[r]
+	})
+	h.shares.Store(s)
+	return s
+}
+
+// shareZone is where the shares of a zone are counted. No configured name can be this one.
+func shareZone(zone string) string { return zone + " (share)" }
+
+// share is one instance's part of a limit: at least 1, so that the sum over the fleet may reach the fleet's size.
+func share(limit *algorithms.Limit, fleet int) *algorithms.Limit {
+	part := func(n int64) int64 {
+		if n == 0 {
+			return 0
+		}
+		return max(1, n/int64(fleet))
+	}
+	p := limit.Policy
+	p.Quota, p.Burst = part(p.Quota), part(p.Burst)
+	divided, err := algorithms.Compile(shareZone(limit.Space.Zone), p)
+	if err != nil { // a slow rate that cannot be slower: then it is not divided
+		p = limit.Policy
+		divided, err = algorithms.Compile(shareZone(limit.Space.Zone), p)
+		if err != nil {
+			return limit
+		}
+	}
+	divided.MaxKeys = limit.MaxKeys
+	return divided
+}
