@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 	"go.uber.org/zap"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -22,8 +23,16 @@ func init() { caddy.RegisterModule(new(App)) }
 // before the old config closes them, so counts are kept and shared by name.
 var local = memstore.New()
 
-// App is what the handlers of one config share: which zones they name and how. It needs no configuration.
+// App is what the handlers of one config share: the shared store, and which zones they name and how.
 type App struct {
+	caddyfile.Global
+
+	ctx    caddy.Context
+	logger *zap.Logger
+	events *caddyevents.App
+	redis  *sharedStore // nil when every zone counts in this process
+	shared *caddyfile.Shared
+
 	mu    sync.Mutex
 	zones map[string]*zone
 	named map[string]int // how many handlers got a name that was made up for them
@@ -35,6 +44,7 @@ type App struct {
 type zone struct {
 	first    *caddyfile.Rule
 	counters *memstore.Zone
+	shares   *memstore.Zone // this instance's part while the shared store is down
 	rules    int
 	units    int64 // what the rules take at least, together, from a request that meets all of them
 }
@@ -47,11 +57,54 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "rate_limit", New: func() caddy.Module { return new(App) }}
 }
 
-// Provision prepares the app for its handlers, which join it while they are provisioned.
-func (a *App) Provision(caddy.Context) error {
+// Provision prepares the app for its handlers, which join it while they are provisioned. It makes no connection:
+// neither validating a config nor starting needs Redis.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.ctx, a.logger = ctx, ctx.Logger()
 	a.zones = make(map[string]*zone)
 	a.named = make(map[string]int)
+	shared, err := a.Global.Compile()
+	if err != nil || shared == nil {
+		return err
+	}
+	events, err := ctx.App("events")
+	if err != nil {
+		return err
+	}
+	if err := storeMetrics.Register(ctx.GetMetricsRegistry()); err != nil {
+		return fmt.Errorf("registering the shared store's metrics: %w", err)
+	}
+	a.events = events.(*caddyevents.App)
+	store, err := openShared(shared)
+	if err != nil {
+		return err
+	}
+	a.redis, a.shared = store, shared
 	return nil
+}
+
+// uses reports whether the rule counts in the shared store.
+func (a *App) uses(r *caddyfile.Rule) (bool, error) {
+	if r.Store == caddyfile.StoreRedis && a.redis == nil {
+		return false, fmt.Errorf("zone %q (%s) has store redis, but no server is configured; "+
+			"add redis <address> to the global option rate_limit (JSON: apps.rate_limit.redis)", r.Zone, place(r))
+	}
+	return a.redis != nil && r.Store != caddyfile.StoreLocal, nil
+}
+
+// fleet is the number of instances that share the store: configured, or as last counted.
+func (a *App) fleet() int {
+	if a.shared.FleetSize > 0 {
+		return a.shared.FleetSize
+	}
+	return max(1, a.redis.FleetSize())
+}
+
+// emit tells subscribers of Caddy's events app, if there are any.
+func (a *App) emit(name string, data map[string]any) {
+	if a.events.ShouldEmit(name) {
+		a.events.Emit(a.ctx, name, data)
+	}
 }
 
 // name tells apart the zones of handlers whose config gives them none: in JSON of caddy-ext's form, two handlers
@@ -72,7 +125,7 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	defer a.mu.Unlock()
 	z := a.zones[r.Zone]
 	if z == nil {
-		z = &zone{first: r, counters: local.Open(r.Zone)}
+		z = &zone{first: r, counters: local.Open(r.Zone), shares: local.Open(shareZone(r.Zone))}
 		a.zones[r.Zone] = z
 		logFreshStart(r, z.counters.Spaces(), logger)
 	}
@@ -118,6 +171,10 @@ func (a *App) sweepEvery(d time.Duration) {
 
 // Start begins to sweep. There is one goroutine per config, none per zone or key.
 func (a *App) Start() error {
+	if a.redis != nil {
+		a.redis.listener.Store(a)
+		a.redis.Start()
+	}
 	if a.sweep > 0 {
 		var ctx context.Context
 		ctx, a.stop = context.WithCancel(context.Background())
@@ -161,8 +218,13 @@ func (a *App) Stop() error {
 func (a *App) Cleanup() error {
 	for _, z := range a.open() {
 		z.counters.Close()
+		z.shares.Close()
 	}
-	return nil
+	if a.redis == nil {
+		return nil
+	}
+	_, err := sharedStores.Delete(a.shared.Fingerprint)
+	return err
 }
 
 var (

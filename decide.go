@@ -9,7 +9,6 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
 	"github.com/caddy-sluice/sluice/fields"
-	"github.com/caddy-sluice/sluice/redisstore"
 )
 
 // decide answers the question: each store at one instant, and taking all or nothing over both. What the local zones
@@ -45,7 +44,7 @@ func (b *batch) apply(ctx context.Context, store algorithms.Store) {
 // leaveUnasked answers charges that nobody was asked about: they pass as far as they are concerned.
 func (b *batch) leaveUnasked() {
 	for i := range b.outcomes {
-		b.outcomes[i] = algorithms.Outcome{OK: true, Remaining: redisstore.NotAsked}
+		b.outcomes[i] = algorithms.Unasked
 	}
 }
 
@@ -81,7 +80,8 @@ func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
 		a.rule.metrics.CountFallback(a.rule.OnStoreError.String())
 		switch a.rule.OnStoreError {
 		case caddyfile.OnStoreErrorDeny:
-			denied = denied || !a.rule.DryRun
+			a.denied = !a.rule.DryRun
+			denied = denied || a.denied
 		case caddyfile.OnStoreErrorAllow:
 			h.app.redis.unlimited.Add(1)
 		default:
@@ -92,6 +92,7 @@ func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
 		q.share.leaveUnasked()
 		return true
 	}
+	q.fields = shares.fields
 	q.share.apply(ctx, local)
 	return false
 }

@@ -6,6 +6,7 @@
 package sluice
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -41,7 +42,9 @@ type Handler struct {
 	settings *caddyfile.Rules
 	rules    []*rule
 	fields   *fields.Set
-	store    algorithms.Store
+	app      *App
+	redis    algorithms.Store // nil when no zone is shared
+	shares   atomic.Pointer[shares]
 	reporter *telemetry.Reporter
 	logger   *zap.Logger
 }
@@ -50,6 +53,7 @@ type Handler struct {
 type rule struct {
 	*caddyfile.Rule
 	zone    *zone
+	shared  bool // counts in the shared store
 	metrics *telemetry.Zone
 	policy  int         // index in the handler's fields of the first limit's policy
 	badCost atomic.Bool // a cost that is no number was logged
@@ -83,38 +87,65 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.reporter, err = telemetry.NewReporter(ctx, settings.LogKey); err != nil {
 		return err
 	}
-	h.settings, h.store = settings, local
+	h.settings, h.app = settings, app
 	app.sweepEvery(settings.SweepInterval)
 	return h.open(ctx, app)
 }
 
 // open joins the rules to the config and opens their metrics. Those are in h.rules, so that Cleanup closes them and no more.
 func (h *Handler) open(ctx caddy.Context, app *App) error {
-	var policies []fields.Policy
+	policies := 0
 	for _, compiled := range h.settings.Rules {
 		zone, err := app.join(compiled, h.logger)
 		if err != nil {
 			return err
 		}
-		r := &rule{Rule: compiled, zone: zone, policy: len(policies)}
-		h.rules = append(h.rules, r)
-		if !h.settings.DisableMetrics {
-			r.metrics, err = telemetry.Open(ctx.GetMetricsRegistry(), telemetry.Source{
-				Zone: r.Zone, Store: "local", Limits: r.Limits, IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
-				Keys: zone.counters.Keys, Evictions: zone.counters.Evictions,
-			})
-			if err != nil {
-				return fmt.Errorf("registering metrics of zone %s: %w", r.Zone, err)
-			}
+		r := &rule{Rule: compiled, zone: zone, policy: policies}
+		if r.shared, err = app.uses(compiled); err != nil {
+			return err
+		}
+		if r.shared {
+			h.redis = app.redis
 		}
 		if !r.DryRun {
-			for i, limit := range r.Limits {
-				policies = append(policies, fields.NewPolicy(r.Names[i], limit))
-			}
+			policies += len(r.Limits)
+		}
+		h.rules = append(h.rules, r)
+		if h.settings.DisableMetrics {
+			continue
+		}
+		if r.metrics, err = telemetry.Open(ctx.GetMetricsRegistry(), r.source()); err != nil {
+			return fmt.Errorf("registering metrics of zone %s: %w", r.Zone, err)
 		}
 	}
-	h.fields = fields.NewSet(h.settings.Headers, h.settings.Status, policies...)
+	h.fields = h.describe(func(r *rule) []*algorithms.Limit { return r.Limits })
 	return nil
+}
+
+// source describes the rule's zone to the metrics.
+func (r *rule) source() telemetry.Source {
+	store := "local"
+	if r.shared {
+		store = "redis"
+	}
+	return telemetry.Source{
+		Zone: r.Zone, Store: store, Limits: r.Limits, IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
+		Keys: r.zone.counters.Keys, Evictions: r.zone.counters.Evictions,
+	}
+}
+
+// describe prepares what clients are told of the rules that are enforced, by the limits that hold for each.
+func (h *Handler) describe(limits func(*rule) []*algorithms.Limit) *fields.Set {
+	var policies []fields.Policy
+	for _, r := range h.rules {
+		if r.DryRun {
+			continue
+		}
+		for i, limit := range limits(r) {
+			policies = append(policies, fields.NewPolicy(r.Names[i], limit))
+		}
+	}
+	return fields.NewSet(h.settings.Headers, h.settings.Status, policies...)
 }
 
 // Cleanup ends the rules' metrics; the zones are the app's to release.
@@ -138,17 +169,20 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (refused bool, e
 	start := monotonic()
 	q := newQuestion(r)
 	defer q.release()
+	q.fields = h.fields
 	if err := h.ask(q); err != nil || len(q.asked) == 0 {
 		return false, err
 	}
-	if err := h.store.Apply(r.Context(), q.charges, q.outcomes); err != nil {
-		return false, caddyhttp.Error(http.StatusInternalServerError, err)
-	}
-	q.remember()
+	denied := h.decide(r.Context(), q)
+	by, limit, refused := q.binding()
+	q.remember(!denied && !refused)
 	h.tell(w, q)
 	h.count(q, monotonic()-start)
-	if binding := algorithms.Binding(q.charges, q.outcomes); binding >= 0 {
-		return true, h.refuse(w, q, binding)
+	switch {
+	case denied:
+		return true, h.deny(w, q)
+	case refused:
+		return true, h.refuse(w, q, by, limit)
 	}
 	return false, nil
 }
@@ -210,20 +244,25 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 			continue
 		}
 		for i := range a.rule.Limits {
-			q.applied = append(q.applied, fields.Applied{Policy: a.rule.policy + i, Outcome: &q.outcomes[a.first+i]})
+			told := fields.Applied{Policy: a.rule.policy + i}
+			if o := a.outcome(i); o.Asked() {
+				told.Outcome = o
+			}
+			q.applied = append(q.applied, told)
 		}
 	}
 	var now time.Time
-	if h.fields.NeedsNow() {
+	if q.fields.NeedsNow() {
 		now = time.Now()
 	}
-	h.fields.Write(w.Header(), &q.record.scratch, q.applied, now)
+	q.fields.Write(w.Header(), &q.record.scratch, q.applied, now)
 }
 
 // count adds the decision to the metrics, and reports what dry runs would have refused.
 func (h *Handler) count(q *question, took time.Duration) {
 	for _, a := range q.asked {
-		limit, refused := a.refusedBy(q)
+		limit, refused := a.refusedBy()
+		refused = refused || a.denied
 		switch {
 		case !a.rule.DryRun && !refused:
 			a.rule.metrics.Count(telemetry.Passed, took)
@@ -233,25 +272,37 @@ func (h *Handler) count(q *question, took time.Duration) {
 			a.rule.metrics.Count(telemetry.PassedDryRun, took)
 		default:
 			a.rule.metrics.Count(telemetry.RefusedDryRun, took)
-			h.report(q, a, q.outcomes[a.first+limit].Retry)
+			h.report(q, a, a.outcome(limit).Retry)
 		}
 	}
 }
 
-// refuse answers the client, with the wait of the charge that binds.
-func (h *Handler) refuse(w http.ResponseWriter, q *question, binding int) error {
-	a := q.ownerOf(binding)
-	wait := h.jitter(q.outcomes[binding].Retry)
-	policy := a.rule.Names[binding-a.first]
-	q.record.refusal = refusal{zone: a.rule.Zone, policy: policy, wait: wait}
+// refuse answers the client, with the wait of the rule's limit that binds.
+func (h *Handler) refuse(w http.ResponseWriter, q *question, by asked, limit int) error {
+	wait, policy := h.jitter(by.outcome(limit).Retry), by.rule.Names[limit]
+	q.record.refusal = refusal{zone: by.rule.Zone, policy: policy, wait: wait}
+	h.report(q, by, wait)
+	return h.answer(w, q, wait, h.settings.Status, "rate limit exceeded: "+policy, q.fields.Problem(q.applied))
+}
+
+// storeBack is when a client may expect the shared store to be back: it is looked for more often than that.
+const storeBack = 2 * time.Second
+
+// deny answers a client whose request cannot be counted. It has done nothing wrong, so ban tools hear nothing of it.
+func (h *Handler) deny(w http.ResponseWriter, q *question) error {
+	const status = http.StatusServiceUnavailable
+	return h.answer(w, q, h.jitter(storeBack), status, "rate limit cannot be counted: the shared store is down", fields.ReducedCapacity(status))
+}
+
+// answer writes the response, or returns the error that lets an error route write it.
+func (h *Handler) answer(w http.ResponseWriter, q *question, wait time.Duration, status int, reason string, problem []byte) error {
 	fields.WriteRefusal(w.Header(), &q.record.scratch, wait)
-	h.report(q, a, wait)
-	if err := h.asError(q.r, policy); err != nil {
+	if err := h.asError(q.r, status, reason); err != nil {
 		return err
 	}
 	fields.WriteProblem(w.Header(), &q.record.scratch)
-	w.WriteHeader(h.settings.Status)
-	_, err := w.Write(h.fields.Problem(q.applied))
+	w.WriteHeader(status)
+	_, err := w.Write(problem)
 	return err
 }
 
@@ -264,7 +315,7 @@ func (h *Handler) jitter(wait time.Duration) time.Duration {
 }
 
 func (h *Handler) report(q *question, a asked, wait time.Duration) {
-	key := q.charges[a.first].Key
+	key := a.charge(0).Key
 	if h.settings.LogKey {
 		key = strings.Clone(key) // subscribers may keep it
 	}
@@ -275,7 +326,7 @@ func (h *Handler) report(q *question, a asked, wait time.Duration) {
 
 // asError returns the error that lets an error route answer, or nil when this handler is to answer itself: always
 // within an error route, where a returned error would lose to the one that led there.
-func (h *Handler) asError(r *http.Request, policy string) error {
+func (h *Handler) asError(r *http.Request, status int, reason string) error {
 	if _, within := r.Context().Value(caddyhttp.ErrorCtxKey).(error); within || h.settings.Response == caddyfile.ResponseProblem {
 		return nil
 	}
@@ -283,7 +334,7 @@ func (h *Handler) asError(r *http.Request, policy string) error {
 	if h.settings.Response == caddyfile.ResponseAuto && (server == nil || server.Errors == nil) {
 		return nil // before making the error, which costs more than the decision
 	}
-	err := caddyhttp.Error(h.settings.Status, fmt.Errorf("rate limit exceeded: %s", policy))
+	err := caddyhttp.Error(status, errors.New(reason))
 	if h.settings.Response == caddyfile.ResponseError || answered(server.Errors.Routes, server.Errors.WithError(r, err)) {
 		return err
 	}

@@ -25,6 +25,7 @@ type question struct {
 	asked  []asked // in the order of the file
 	// The charges by who decides them: this process, the shared store, or this process in the shared store's place.
 	local, shared, share batch
+	fields               *fields.Set // what the limits that decided look like to clients
 	applied              []fields.Applied
 	keys                 []byte // the bytes of the charges' keys
 }
@@ -40,6 +41,8 @@ type asked struct {
 	rule  *rule
 	batch *batch
 	first int
+	// denied: the shared store failed, and the rule refuses what it cannot count.
+	denied bool
 }
 
 func (a asked) charge(limit int) *algorithms.Charge   { return &a.batch.charges[a.first+limit] }
@@ -63,7 +66,7 @@ const maxPooled = 4096
 func (q *question) release() {
 	clear(q.asked)
 	clear(q.applied)
-	q.r, q.record, q.asked, q.applied, q.keys = nil, nil, q.asked[:0], q.applied[:0], q.keys[:0]
+	q.r, q.record, q.fields, q.asked, q.applied, q.keys = nil, nil, nil, q.asked[:0], q.applied[:0], q.keys[:0]
 	if cap(q.keys) > maxPooled {
 		q.keys = nil
 	}
@@ -267,7 +270,7 @@ func (f *refusal) placeholder(what string) (any, bool) {
 // tightest returns the answer of the zone that is closest to exhaustion.
 func (rec *record) tightest(zone string) (tightest *answer) {
 	for i := range rec.answers {
-		if a := &rec.answers[i]; a.rule.Zone == zone && (tightest == nil || a.tighter(tightest)) {
+		if a := &rec.answers[i]; a.rule.Zone == zone && a.outcome.Asked() && (tightest == nil || a.tighter(tightest)) {
 			tightest = a
 		}
 	}

@@ -45,6 +45,13 @@ type Outcome struct {
 	Mark int64
 }
 
+// Unasked is the outcome of a charge that nobody was asked about, because something else had refused its batch before. It
+// passes, since it was not the reason, and says nothing more.
+var Unasked = Outcome{OK: true, Remaining: -1}
+
+// Asked reports whether the outcome says something.
+func (o *Outcome) Asked() bool { return o.Remaining >= 0 }
+
 // Store applies batches atomically, on a clock of its own.
 type Store interface {
 	// Apply reads the store's clock once, decides every charge at that instant as [Decide] does, and commits

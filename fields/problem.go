@@ -60,6 +60,12 @@ func (s *Set) Problem(applied []Applied) []byte {
 	return append(body, "]}"...)
 }
 
+// ReducedCapacity is the body of a refusal for want of the means to count, which is no fault of the client's.
+func ReducedCapacity(status int) []byte {
+	return []byte(`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",` +
+		`"title":"Temporary Reduced Capacity","status":` + strconv.Itoa(status) + `}`)
+}
+
 // WriteProblem adds the Content-Type of the body.
 func WriteProblem(h http.Header, sc *Scratch) {
 	delete(h, "Content-Type")

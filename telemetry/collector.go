@@ -38,7 +38,7 @@ type Source struct {
 type Zone struct {
 	Source
 	counters counters
-	badCosts *atomic.Int64
+	series   *series
 	owner    *collector
 }
 
@@ -62,7 +62,17 @@ func (z *Zone) Count(r Result, took time.Duration) {
 // CountBadCost counts a request whose cost was not a whole number of at least 0.
 func (z *Zone) CountBadCost() {
 	if z != nil {
-		z.badCosts.Add(1)
+		z.series.badCosts.Add(1)
+	}
+}
+
+// CountFallback counts a request that the shared store did not decide, by what the zone's on_store_error made of it.
+func (z *Zone) CountFallback(mode string) {
+	if z == nil {
+		return
+	}
+	if n := z.series.fallbacks[mode]; n != nil {
+		n.Add(1)
 	}
 }
 
@@ -84,6 +94,8 @@ type series struct {
 	stores map[string]counters // by store
 	// badCosts is shared by the handlers, as the counters are.
 	badCosts atomic.Int64
+	// fallbacks by mode; the keys never change.
+	fallbacks map[string]*atomic.Int64
 }
 
 func newCollector() *collector { return &collector{zones: make(map[string]*series)} }
@@ -102,13 +114,16 @@ func (c *collector) open(registry prometheus.Registerer, source Source) (*Zone, 
 	defer c.mu.Unlock()
 	s := c.zones[source.Zone]
 	if s == nil {
-		s = &series{stores: make(map[string]counters)}
+		s = &series{stores: make(map[string]counters), fallbacks: make(map[string]*atomic.Int64)}
+		for _, mode := range fallbackModes {
+			s.fallbacks[mode] = new(atomic.Int64)
+		}
 		c.zones[source.Zone] = s
 	}
 	if s.stores[source.Store] == nil {
 		s.stores[source.Store] = newCounters()
 	}
-	z := &Zone{Source: source, counters: s.stores[source.Store], badCosts: &s.badCosts, owner: c}
+	z := &Zone{Source: source, counters: s.stores[source.Store], series: s, owner: c}
 	s.open = append(s.open, z)
 	return z, nil
 }
@@ -126,6 +141,9 @@ func (c *collector) close(z *Zone) {
 	}
 }
 
+// fallbackModes are the values of on_store_error.
+var fallbackModes = []string{"local", "allow", "deny"}
+
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("caddy_rate_limit_"+name, help, labels, nil)
 }
@@ -138,13 +156,14 @@ var (
 	evictionsDesc = desc("evictions_total", "Keys forgotten for want of room (max_keys).", "zone")
 	decisionsDesc = desc("decisions_total", "Requests by what became of them in the zone.", "zone", "result", "store")
 	costsDesc     = desc("cost_errors_total", "Costs that were no whole number of at least 0, and counted as 1.", "zone")
+	fallbackDesc  = desc("fallback_requests_total", "Requests that the shared store did not decide, by what was done with them.", "zone", "mode")
 	configDesc    = desc("config", "Limits in use; always 1.",
 		"zone", "max_events", "window", "ipv4_prefix", "ipv6_prefix", "algorithm", "burst")
 )
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requestsDesc, declinedDesc, timeDesc, keysDesc, evictionsDesc, decisionsDesc, costsDesc, configDesc} {
+	for _, d := range []*prometheus.Desc{requestsDesc, declinedDesc, timeDesc, keysDesc, evictionsDesc, decisionsDesc, costsDesc, fallbackDesc, configDesc} {
 		ch <- d
 	}
 }
@@ -178,6 +197,9 @@ func (s *series) counts(out []prometheus.Metric, zone string) []prometheus.Metri
 		for r := range Result(results) {
 			out = append(out, counter(decisionsDesc, t.of(r), zone, r.String(), store))
 		}
+	}
+	for mode, n := range s.fallbacks {
+		out = append(out, counter(fallbackDesc, n.Load(), zone, mode))
 	}
 	buckets, all := sum.asked()
 	cumulative, upTo := make(map[float64]uint64, len(bounds)), int64(0)
