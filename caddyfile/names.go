@@ -42,6 +42,9 @@ var shortPrefixes = map[string]string{
 	"err.": "http.error.", "file_match.": "http.matchers.file.",
 }
 
+// bodyVars is what caddy-ext's module called {http.request.body.*}, which the requestbodyvar plugin sets.
+const bodyVars = "body."
+
 // requestNames are all of http.request.* but those that end in a name or number of the user's choice.
 var requestNames = strings.Fields(`
 	body body_base64 duration duration_ms host hostport local local.host local.port method orig_method
@@ -77,12 +80,15 @@ var namespaces = []string{
 var mistakes = map[string]string{
 	"ip": "client_ip", "clientip": "client_ip", "client": "client_ip", "remote_ip": "client_ip", "real_ip": "client_ip",
 	"remote_addr": "client_ip", "remoteip": "client_ip", "client.ip": "client_ip", "http.request.client_ip": "client_ip",
-	"http.request.remote_host": "remote_host", "user": "http.auth.user.id", "user_id": "http.auth.user.id",
+	"http.request.remote_ip": "client_ip", "http.request.remote_host": "remote_host", "http.remote.host": "remote_host", "user": "http.auth.user.id", "user_id": "http.auth.user.id",
 	"user_agent": "header.User-Agent", "user-agent": "header.User-Agent", "url": "uri",
 }
 
 // longName is the name that Caddy's replacer knows.
 func longName(name string) string {
+	if rest, ok := strings.CutPrefix(name, bodyVars); ok {
+		return "http.request.body." + rest
+	}
 	if long, ok := shorthands[name]; ok {
 		return long
 	}
@@ -98,6 +104,10 @@ func longName(name string) string {
 // check refuses names that have no value for sure, and warns of those that may have none.
 func (z *zoneCompiler) check(name, full string) error {
 	if rest, ok := strings.CutPrefix(full, "http.request."); ok {
+		if strings.HasPrefix(rest, bodyVars) {
+			z.warn("{%s} is empty unless the requestbodyvar plugin is there; an empty key falls back to the client address", name)
+			return nil
+		}
 		if !knownRequestName(rest) {
 			return unknownPlaceholder(name)
 		}
@@ -109,7 +119,7 @@ func (z *zoneCompiler) check(name, full string) error {
 		return nil
 	}
 	switch {
-	case mistakes[name] != "", nearNamespace(full) != "":
+	case nearNamespace(full) != "", mistakes[name] != "" && strings.Contains(name, "."):
 		return unknownPlaceholder(name)
 	// Configs of the older spelling must load, and a map directive may set an undotted name; others can be renamed.
 	case !strings.Contains(name, ".") && (!z.out.Events || nearest(name, allNames()) != ""):

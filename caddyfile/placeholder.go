@@ -120,6 +120,12 @@ func (z *zoneCompiler) atom(name string, m mask) (atom, error) {
 		return a, err
 	}
 	full := longName(name)
+	if meant, ok := mistakes[name]; ok && z.out.Events && strings.Contains(name, ".") {
+		// Configs of the older spelling must load, and many hold {http.request.remote_ip}, which Caddy does not know: there
+		// it made one counter for everyone, which nobody meant.
+		z.warn("placeholder {%s} is not one of Caddy's; taken as {%s}, please write that", name, meant)
+		full = longName(meant)
+	}
 	if err := z.check(name, full); err != nil {
 		return atom{}, err
 	}

@@ -56,8 +56,8 @@ type shard struct {
 	live  uint32
 	hand  uint32 // the next slot that may be forgotten
 	log   bool
-	rank  uint64   // the order of locking
-	_     [16]byte // keeps the locks of two shards on separate cache lines
+	rank  uint64  // the order of locking
+	_     [8]byte // keeps the locks of two shards on separate cache lines
 }
 
 func (s *shard) slot(n uint32) *slot { return &s.slots[n/chunkSize][n%chunkSize] }

@@ -5,11 +5,13 @@ package telemetry
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -87,10 +89,13 @@ type series struct {
 func newCollector() *collector { return &collector{zones: make(map[string]*series)} }
 
 func (c *collector) open(registry prometheus.Registerer, source Source) (*Zone, error) {
+	if !utf8.ValidString(source.Zone) || !utf8.ValidString(source.Store) {
+		return nil, fmt.Errorf("metrics of zone %q, store %q: want UTF-8", source.Zone, source.Store)
+	}
 	if err := registry.Register(c); err != nil {
 		var registered prometheus.AlreadyRegisteredError
 		if !errors.As(err, &registered) || registered.ExistingCollector != prometheus.Collector(c) {
-			return nil, err
+			return nil, fmt.Errorf("registering the metrics: %w", err)
 		}
 	}
 	c.mu.Lock()
@@ -221,11 +226,10 @@ func counter(d *prometheus.Desc, n int64, labels ...string) prometheus.Metric {
 	return metric(prometheus.NewConstMetric(d, prometheus.CounterValue, float64(n), labels...))
 }
 
-// metric panics on a label that is not UTF-8 or a wrong number of labels, both of which are
-// programming errors: zone names are checked at load.
+// metric lets the scrape report what cannot happen (a wrong number of labels) instead of ending the process.
 func metric(m prometheus.Metric, err error) prometheus.Metric {
 	if err != nil {
-		panic(err)
+		return prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)
 	}
 	return m
 }

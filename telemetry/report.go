@@ -7,7 +7,6 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -132,7 +131,11 @@ func (f *Refusal) text() string {
 		key = f.Text(key)
 	}
 	if len(key) > maxText {
-		key = strings.Clone(key[:maxText]) + "…"
+		end := maxText
+		for end > maxText-utf8.UTFMax && !utf8.RuneStart(key[end]) {
+			end-- // not in the middle of a letter
+		}
+		key = key[:end] + "…"
 	}
 	if utf8.ValidString(key) {
 		return key

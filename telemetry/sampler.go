@@ -6,7 +6,9 @@ package telemetry
 //     says in `suppressed` how many refusals of its last active second went unlogged.
 //   - One client that has many keys (user names it tries, API keys it makes up) gets at most perAddress lines per
 //     second, whatever the keys. A client is an IPv4 address or an IPv6 /64.
-//   - All together get at most sets·ways lines per second, and the memory is fixed.
+//   - All together get at most sets·ways lines per second, and the memory is fixed (64 kB).
+//
+// (Seconds are fixed windows, so around an edge two may come close together.)
 //
 // A cap on the total alone would let the loudest hide all others. Here nobody is hidden by a client with one
 // key or one address, however fast. Only when more than about 4,096 clients are refused within one second do some of
@@ -88,11 +90,18 @@ func (t *table) locate(hash uint64, now time.Duration) (set *[ways]atomic.Uint64
 	return &t[i], hash >> (64 - tagBits), uint16((now + phase) / time.Second)
 }
 
+// live reports whether the word's visits belong to this second, or to the next one: a request that read the clock just before
+// the edge may arrive after one that read it just behind, and is no new second.
+func live(word uint64, second uint16) bool {
+	age := int16(second - secondOf(word))
+	return visitsOf(word) > 0 && (age == 0 || age == -1)
+}
+
 // again counts a visit if this is not the first in this second, and reports that.
 func (t *table) again(hash uint64, now time.Duration) bool {
 	set, tag, second := t.locate(hash, now)
 	for i := range set {
-		if w := set[i].Load(); tagOf(w) == tag && secondOf(w) == second && visitsOf(w) > 0 {
+		if w := set[i].Load(); tagOf(w) == tag && live(w, second) {
 			set[i].Add(one) // between Load and Add the slot may change hands: then a stranger's count is one too high
 			return true
 		}
@@ -110,7 +119,7 @@ func (t *table) visit(hash uint64, now time.Duration) (nth, before uint32) {
 			return 0, 0
 		}
 		mine := tagOf(word) == tag && visitsOf(word) > 0
-		if mine && secondOf(word) == second {
+		if mine && live(word, second) {
 			return visitsOf(slot.Add(one)), 0
 		}
 		if !slot.CompareAndSwap(word, one|uint64(second)<<tagBits|tag) {
@@ -134,6 +143,8 @@ func choose(set *[ways]atomic.Uint64, tag uint64, second uint16) (slot *atomic.U
 			age = 1<<16 - 1
 		case tagOf(w) == tag:
 			return &set[i], w
+		case live(w, second):
+			continue
 		}
 		if age > quiet {
 			slot, word, quiet = &set[i], w, age
