@@ -1,0 +1,239 @@
+package redisstore
+
+// One batch on its way: whole to one server, or in parts to several.
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+type batch struct {
+	store   *Store
+	charges []algorithms.Charge
+	out     []algorithms.Outcome
+	digests []digest
+}
+
+var scratches = sync.Pool{New: func() any { return new([]byte) }}
+
+func (b *batch) hash() {
+	scratch := scratches.Get().(*[]byte)
+	for i := range b.charges {
+		c := &b.charges[i]
+		var d digest
+		d, *scratch = b.store.names.sum(*scratch, b.store.names.clear(c.Limit.Space), c.Key)
+		b.digests = append(b.digests, d)
+	}
+	scratches.Put(scratch)
+}
+
+// knownRefused answers the batch if one of its charges is known to be refused.
+func (b *batch) knownRefused() bool {
+	refused := false
+	now := time.Now()
+	for i := range b.charges {
+		c := &b.charges[i]
+		if c.Peek {
+			return false // somebody wants to know
+		}
+		b.out[i] = algorithms.Outcome{OK: true, Remaining: NotAsked}
+		if !refuses(c) || b.shared(i) {
+			continue
+		}
+		if o, ok := b.store.refused.answer(b.digests[i], c, now); ok {
+			b.out[i], refused = o, true
+		}
+	}
+	return refused
+}
+
+// shared reports whether another charge of the batch is on the same counter: then they are decided on their sum.
+func (b *batch) shared(i int) bool {
+	for j := range b.digests {
+		if j != i && b.digests[j] == b.digests[i] {
+			return true
+		}
+	}
+	return false
+}
+
+// learn remembers what was refused, and forgets what a refund has made available.
+func (b *batch) learn() {
+	var now time.Time
+	for i := range b.charges {
+		c, o := &b.charges[i], b.out[i]
+		switch {
+		case c.Cost < 0 && o.Remaining > 0:
+			// Others know the key as refused only if it was full before.
+			known := b.store.refused.forget(b.digests[i])
+			if known || o.Remaining+c.Cost <= 0 {
+				b.store.forgotten(b.digests[i])
+			}
+		case !o.OK && refuses(c) && !b.shared(i):
+			if now.IsZero() {
+				now = time.Now()
+			}
+			b.store.refused.learn(b.digests[i], c, o, now)
+		}
+	}
+}
+
+func (p *part) add(b *batch, i int) {
+	c := &b.charges[i]
+	p.charges = append(p.charges, i)
+	p.names = b.store.names.append(p.names, b.store.names.clear(c.Limit.Space), b.digests[i])
+	a := newAsk(c)
+	a.nameEnd = len(p.names)
+	p.asks = append(p.asks, a)
+}
+
+func (b *batch) applyWhole(ctx context.Context, l *lane, deadline time.Time) error {
+	p := newPart()
+	p.lane, p.deadline, p.slot, p.alone = l, deadline, 0, true
+	for i := range b.charges {
+		p.add(b, i)
+	}
+	wait, err := l.submit(p)
+	if wait {
+		var reusable bool
+		if reusable, err = l.wait(ctx, p); !reusable {
+			return err
+		}
+	}
+	if err == nil {
+		copy(b.out, p.out)
+	}
+	p.release()
+	return err
+}
+
+// applyParts sends each charge to where its counter lives. Parts are decided at the same time; if one refuses or
+// fails, what the others took is given back.
+func (b *batch) applyParts(ctx context.Context, deadline time.Time) error {
+	split := b.split(deadline)
+	var failed error
+	waits := make([]bool, len(split))
+	for i, p := range split {
+		if wait, err := p.lane.submit(p); wait {
+			waits[i] = true
+		} else if err != nil {
+			p.err, failed = err, err
+		}
+	}
+	for i, p := range split {
+		reusable := true
+		if waits[i] {
+			var err error
+			if reusable, err = p.lane.wait(ctx, p); err != nil {
+				failed = err
+			}
+		}
+		if reusable {
+			b.collect(p)
+		} else {
+			split[i] = nil
+		}
+	}
+	if failed != nil || algorithms.Binding(b.charges, b.out) >= 0 {
+		b.giveBack(ctx, split, deadline, failed == nil)
+	}
+	for _, p := range split {
+		if p != nil {
+			p.release()
+		}
+	}
+	return failed
+}
+
+func (b *batch) collect(p *part) {
+	if p.err != nil {
+		return
+	}
+	for j, i := range p.charges {
+		b.out[i] = p.out[j]
+	}
+}
+
+// split groups the charges by server, and in a cluster by slot, which is all that one script call may touch.
+func (b *batch) split(deadline time.Time) []*part {
+	var split []*part
+	var name []byte
+	for i := range b.charges {
+		name = b.store.names.append(name[:0], b.store.names.clear(b.charges[i].Limit.Space), b.digests[i])
+		at := uint16(0)
+		if b.store.cluster != nil {
+			at = slot(name)
+		}
+		l := b.store.laneFor(b.digests[i], at)
+		var p *part
+		for _, known := range split {
+			if known.lane == l && known.slot == at {
+				p = known
+			}
+		}
+		if p == nil {
+			p = newPart()
+			p.lane, p.slot, p.deadline = l, at, deadline
+			split = append(split, p)
+		}
+		p.add(b, i)
+	}
+	return split
+}
+
+// giveBack undoes what parts of a batch have taken that was not committed as a whole. Where somebody
+// waits for the answer, the outcomes show the counters as they are afterwards.
+func (b *batch) giveBack(ctx context.Context, split []*part, deadline time.Time, wait bool) {
+	var back []*part
+	for _, p := range split {
+		if p == nil || p.err != nil {
+			continue
+		}
+		if u := b.undo(p); u != nil {
+			u.deadline = deadline
+			if !wait {
+				u.deadline = time.Now().Add(b.store.options.Timeout)
+			}
+			if queued, _ := u.lane.submit(u); queued {
+				back = append(back, u)
+			}
+		}
+	}
+	if !wait {
+		return
+	}
+	for _, u := range back {
+		reusable, err := u.lane.wait(ctx, u)
+		if err == nil {
+			for j, i := range u.charges {
+				b.out[i].Remaining, b.out[i].Next = u.out[j].Remaining, u.out[j].Next
+			}
+		}
+		if reusable {
+			u.release()
+		}
+	}
+}
+
+// undo makes the part that takes back what p committed, nil if that is nothing.
+func (b *batch) undo(p *part) *part {
+	var u *part
+	for _, i := range p.charges {
+		c, o := b.charges[i], &b.out[i]
+		if !o.OK || c.Peek || c.Cost == 0 || o.Mark == 0 {
+			continue
+		}
+		if u == nil {
+			u = newPart()
+			u.lane, u.slot, u.keep = p.lane, p.slot, true
+		}
+		undo := algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: o.Mark, Force: c.Cost < 0}
+		u.add(&batch{store: b.store, charges: []algorithms.Charge{undo}, digests: b.digests[i : i+1]}, 0)
+		u.charges[len(u.charges)-1] = i
+		o.Mark = 0
+	}
+	return u
+}

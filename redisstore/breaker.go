@@ -1,0 +1,108 @@
+package redisstore
+
+// The breaker: after failures nobody waits for Redis until a probe, one at a time, has found it again.
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	failuresToOpen = 2 // in a row: one lost connection is no outage
+	firstProbe     = 50 * time.Millisecond
+	lastProbe      = 500 * time.Millisecond // so that Redis's return is seen within a second
+	relapse        = 10 * time.Second       // a failure this soon after a return continues the old backoff
+)
+
+type breaker struct {
+	open atomic.Pointer[Error] // what everyone is answered; nil while closed
+
+	mu       sync.Mutex
+	failures int
+	pause    time.Duration
+	closedAt time.Time
+	key      []byte // a counter on this server, so that the probe writes where decisions do
+}
+
+// blocked returns the answer while the breaker is open.
+func (l *lane) blocked() error {
+	if err := l.open.Load(); err != nil {
+		return err
+	}
+	return nil
+}
+
+// report tells the breaker how a call went.
+func (l *lane) report(err error, key []byte) {
+	if err == nil {
+		if !l.warm.Load() {
+			l.warm.Store(true)
+			l.breaker.mu.Lock()
+			l.failures = 0
+			l.breaker.mu.Unlock()
+		}
+		return
+	}
+	l.warm.Store(false)
+	if l.store.ctx.Err() != nil {
+		return
+	}
+	l.breaker.mu.Lock()
+	defer l.breaker.mu.Unlock()
+	l.failures++
+	if l.failures < failuresToOpen || l.open.Load() != nil {
+		return
+	}
+	cause := err.(*Error)
+	l.open.Store(&Error{Kind: cause.Kind, Node: l.node, Open: true, Err: cause.Err})
+	l.key = append(l.key[:0], key...)
+	if time.Since(l.closedAt) > relapse {
+		l.pause = firstProbe
+	}
+	l.store.laneDown(cause)
+	l.store.background.Go(l.probe)
+}
+
+// probe looks for Redis until it answers a write.
+func (l *lane) probe() {
+	key := probeKey(l.store.names.prefix, l.key)
+	for {
+		jittered := l.pause*3/4 + rand.N(l.pause/2)
+		if !sleep(l.store.ctx, jittered) {
+			return
+		}
+		ctx, cancel := context.WithTimeout(l.store.ctx, l.store.options.Timeout)
+		err := l.client.Set(ctx, key, "", time.Minute).Err()
+		cancel()
+		if l.store.cluster != nil && (err == nil || classify(err) == KindMoved || l.store.cluster.retired(l)) {
+			err = nil // alive, or no longer asked: who owns the slots now is the cluster's to say
+		}
+		if err == nil {
+			break
+		}
+		l.pause = min(2*l.pause, lastProbe)
+		if l.store.cluster != nil {
+			l.store.cluster.refreshSoon()
+		}
+	}
+	l.breaker.mu.Lock()
+	l.failures, l.closedAt = 0, time.Now()
+	l.open.Store(nil)
+	l.breaker.mu.Unlock()
+	l.store.laneUp()
+}
+
+// probeKey is a key under the prefix in the same cluster slot as the given one.
+func probeKey(prefix string, key []byte) string {
+	tag := key
+	if i := bytes.IndexByte(key, '{'); i >= 0 {
+		if j := bytes.IndexByte(key[i+1:], '}'); j > 0 {
+			tag = key[i+1 : i+1+j]
+		}
+	}
+	return prefix + ":probe:{" + string(tag) + "}"
+}

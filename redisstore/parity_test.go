@@ -1,0 +1,404 @@
+package redisstore
+
+// The script must answer as algorithms.Decide does, number for number: random batches go to both, at given moments
+// that step to waits ± 1 µs and across window edges.
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
+)
+
+// choices decides everything in a session, so that a fuzzer can steer it.
+type choices struct{ bytes []byte }
+
+func randomChoices(seed uint64, n int) *choices {
+	c := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8), byte(seed >> 16)})
+	b := make([]byte, n)
+	c.Read(b)
+	return &choices{b}
+}
+
+func (c *choices) done() bool { return len(c.bytes) == 0 }
+
+// below returns a number from 0 to n-1, n at most 256.
+func (c *choices) below(n int) int {
+	if c.done() {
+		return 0
+	}
+	b := c.bytes[0]
+	c.bytes = c.bytes[1:]
+	return int(b) % n
+}
+
+func choose[T any](c *choices, all ...T) T { return all[c.below(len(all))] }
+
+// model is the simplest store: see storetest.Reference, which hides its names.
+type model map[string]algorithms.State
+
+func (m model) apply(now int64, names []string, charges []algorithms.Charge, out []algorithms.Outcome) {
+	opened, counters := map[string]*algorithms.Counter{}, make([]*algorithms.Counter, len(names))
+	for i, name := range names {
+		if opened[name] == nil {
+			s := m[name]
+			s.Log = append([]algorithms.Entry(nil), s.Log...)
+			opened[name] = &algorithms.Counter{State: s}
+		}
+		counters[i] = opened[name]
+	}
+	committed := algorithms.Decide(now, charges, counters, out)
+	for name, c := range opened {
+		if committed || c.Anchored {
+			m[name] = c.State
+		}
+	}
+}
+
+// session drives one script and the model side by side.
+type session struct {
+	*choices
+	client *redis.Client
+	script script
+	names  namer
+	model  model
+	now    int64
+	limits []*algorithms.Limit
+	marks  map[string][]took
+	last   []algorithms.Outcome
+	// counted batches, and how often each kind of answer came
+	batches, refused, refunds int
+}
+
+type took struct{ mark, cost int64 }
+
+const (
+	earliest = 1_200_000_000_000_000
+	latest   = 2_600_000_000_000_000
+)
+
+func newSession(client *redis.Client, s script, prefix string, c *choices) *session {
+	return &session{
+		choices: c, client: client, script: s, names: namer{prefix: prefix}, model: model{},
+		now: 1_767_225_600_000_000, marks: map[string][]took{},
+	}
+}
+
+// pickLimits draws the session's limits; some share their counters with different quotas.
+func (s *session) pickLimits() {
+	coarse := s.below(4) == 0 // limits of one space that need different ticks
+	for tries := 0; len(s.limits) < 6 && tries < 60; tries++ {
+		zone := choose(s.choices, "a", "b")
+		p := algorithms.Policy{
+			Algorithm: algorithms.Algorithm(1 + s.below(5)),
+			Quota:     choose[int64](s.choices, 1, 2, 3, 5, 3, 7, 10, 50, 90, 1000, 1_000_000, 1<<40, 0),
+			Window: choose(s.choices, time.Second, time.Minute, 10*time.Second, 13*time.Second, time.Millisecond, time.Hour, 7*time.Microsecond,
+				time.Microsecond, 365*24*time.Hour, 1<<50*time.Microsecond),
+		}
+		if p.Algorithm.Bucket() {
+			p.Burst = choose(s.choices, 1, 2, 3, max(1, p.Quota), 20, 1000)
+		}
+		if coarse {
+			zone, p.Algorithm, p.Window = "c", algorithms.TokenBucket, 365*24*time.Hour
+			p.Quota, p.Burst = choose[int64](s.choices, 1, 7, 999, 100_003), choose[int64](s.choices, 1, 3, 240, 999, 100_003)
+		} else if len(s.limits) > 0 && s.below(3) == 0 { // share
+			known := s.limits[s.below(len(s.limits))]
+			zone, p.Algorithm, p.Window, p.Burst = known.Space.Zone, known.Algorithm, known.Window, known.Burst
+		}
+		if l, err := algorithms.Compile(zone, p); err == nil {
+			s.limits = append(s.limits, l)
+		}
+	}
+}
+
+// step moves the time.
+func (s *session) step() {
+	l := s.limits[s.below(len(s.limits))]
+	w := l.Window.Microseconds()
+	d := int64(0)
+	switch s.below(12) {
+	case 0, 1, 2, 3, 4:
+		if len(s.last) > 0 {
+			o := s.last[s.below(len(s.last))]
+			wait := choose(s.choices, o.Retry, o.Next)
+			if wait != algorithms.Never {
+				d = wait.Microseconds() + choose[int64](s.choices, -1, 0, 1)
+			}
+		}
+	case 5:
+		d = w - s.now%w + choose[int64](s.choices, -1, 0, 1)
+	case 6:
+		d = w*int64(s.below(100))/100 + choose[int64](s.choices, 0, 1, 3)
+	case 7:
+		d = choose(s.choices, w, 2*w-s.now%w-1, 2*w, 2*w+1, 3*w, w/2, w/3)
+	case 8:
+		d = choose(s.choices, 1, 10, 999_999, w/max(1, l.Quota))
+	case 9:
+		d = -choose(s.choices, 1, w/10, w-1, w, w+1, 3*w, 1000)
+	}
+	if now := s.now + d; now > earliest && now < latest {
+		s.now = now
+	}
+}
+
+func (s *session) charge() algorithms.Charge {
+	l := s.limits[s.below(len(s.limits))]
+	c := algorithms.Charge{Key: choose(s.choices, "k", "k", "other"), Limit: l, Cost: 1}
+	switch s.below(16) {
+	case 0:
+		c.Cost = 0
+	case 1:
+		c.Cost = choose(s.choices, l.Capacity, l.Capacity+1, 1<<52, 1<<60, l.Capacity/2+1)
+	case 2, 3, 4, 5:
+		c.Cost = choose[int64](s.choices, 2, 3, 2, 5)
+	case 6, 7, 8:
+		if all := s.marks[s.name(&c)]; len(all) > 0 {
+			t := all[max(0, len(all)-1-s.below(8))]
+			c.Cost, c.Mark = -choose(s.choices, t.cost, 1, t.cost, 1000), t.mark+choose[int64](s.choices, 0, 0, 0, 0, 1)
+		}
+	}
+	switch s.below(24) {
+	case 0:
+		c.Peek = true
+	case 1:
+		c.Force = true
+		c.Cost = choose(s.choices, c.Cost, c.Cost, 1<<52)
+	case 2, 3:
+		c.DryRun = true
+	case 4:
+		c.Held = choose(s.choices, 1, 2, l.Capacity, 1<<60)
+	}
+	return c
+}
+
+func (s *session) name(c *algorithms.Charge) string {
+	readable := s.names.clear(c.Limit.Space)
+	d, _ := s.names.sum(nil, readable, c.Key)
+	return string(s.names.append(nil, readable, d))
+}
+
+// round sends many batches in one script call and compares.
+func (s *session) round() error {
+	var c call
+	var batches [][]algorithms.Charge
+	for range 1 + s.below(24) {
+		b := make([]algorithms.Charge, choose(s.choices, 1, 1, 1, 2, 3))
+		p := newPart()
+		for i := range b {
+			b[i] = s.charge()
+			if i > 0 && s.below(4) == 0 {
+				b[i].Limit, b[i].Key = b[i-1].Limit, b[i-1].Key
+			}
+			for j := range i { // one counter in one batch has one limit
+				if b[j].Limit.Space == b[i].Limit.Space {
+					b[i].Limit = b[j].Limit
+				}
+			}
+			a := newAsk(&b[i])
+			p.names = append(p.names, s.name(&b[i])...)
+			a.nameEnd = len(p.names)
+			p.asks = append(p.asks, a)
+		}
+		batches, c.parts = append(batches, b), append(c.parts, p)
+	}
+	args := c.build(s.script, false, fmt.Sprint(s.now))
+	reply, err := s.client.Do(context.Background(), args...).Text()
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		reply, err = s.client.Do(context.Background(), c.build(s.script, true, fmt.Sprint(s.now))...).Text()
+	}
+	if err != nil {
+		return fmt.Errorf("at %d: %w", s.now, err)
+	}
+	if err := c.read(reply); err != nil {
+		return err
+	}
+	s.last = s.last[:0]
+	for i, b := range batches {
+		if err := s.compare(b, c.parts[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) compare(b []algorithms.Charge, p *part) error {
+	names := make([]string, len(b))
+	for i := range b {
+		names[i] = s.name(&b[i])
+	}
+	out := make([]algorithms.Outcome, len(b))
+	s.model.apply(s.now, names, b, out)
+	s.batches++
+	for i := range b {
+		if p.err != nil || out[i] != p.out[i] {
+			return fmt.Errorf("batch %d at %d, charge %d of %+v (policy %+v): script %+v (%v), decide %+v",
+				s.batches, s.now, i, b[i], b[i].Limit.Policy, p.out[i], p.err, out[i])
+		}
+		switch {
+		case !out[i].OK:
+			s.refused++
+		case b[i].Cost < 0:
+			s.refunds++
+		case out[i].Mark != 0:
+			s.marks[names[i]] = append(s.marks[names[i]], took{out[i].Mark, b[i].Cost})
+		}
+	}
+	s.last = append(s.last, out...)
+	return nil
+}
+
+// play runs until the choices are used up.
+func (s *session) play() error {
+	s.pickLimits()
+	if len(s.limits) == 0 {
+		return nil
+	}
+	for !s.done() {
+		s.step()
+		if err := s.round(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func testClient(t testing.TB, s *redistest.Server) *redis.Client {
+	c := s.Client()
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// scripts are the script as it is, and with its rare paths made frequent: logs that count as large from the fourth
+// entry on, and running sums that begin anew early.
+func scripts(text string) [3]script {
+	large := strings.Replace(text, "local SMALL = 64", "local SMALL = 3", 1)
+	return [3]script{
+		newScript(givenTime + text), newScript(givenTime + large),
+		newScript(givenTime + strings.Replace(large, "c.A >= EXACT / 2", "c.A >= 2", 1)),
+	}
+}
+
+func TestParity(t *testing.T) {
+	client := testClient(t, redistest.Start(t))
+	all := scripts(body)
+	total, refused, refunds := 0, 0, 0
+	seed := uint64(time.Now().UnixNano())
+	for i := uint64(0); total < 120_000; i++ {
+		s := newSession(client, all[i%3], fmt.Sprintf("p%d", i), randomChoices(seed+i, 6000))
+		if err := s.play(); err != nil {
+			t.Fatalf("seed %d: %v", seed+i, err)
+		}
+		total, refused, refunds = total+s.batches, refused+s.refused, refunds+s.refunds
+		if i%50 == 0 {
+			client.FlushAll(context.Background())
+		}
+	}
+	if refused < total/20 || refunds < total/100 {
+		t.Errorf("%d batches, only %d refusals and %d refunds: the generator lost its edge", total, refused, refunds)
+	}
+	t.Logf("%d batches, %d refused charges, %d refunds", total, refused, refunds)
+}
+
+func FuzzParity(f *testing.F) {
+	client := testClient(f, redistest.Start(f))
+	all := scripts(body)
+	for seed := range uint64(8) {
+		f.Add(randomChoices(seed, 400).bytes)
+	}
+	n := 0
+	f.Fuzz(func(t *testing.T, data []byte) {
+		n++
+		s := newSession(client, all[n%3], fmt.Sprintf("f%d.%d", n, time.Now().UnixNano()), &choices{data})
+		if err := s.play(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// mutants are the script with one token wrong; the parity sessions must notice every one.
+var mutants = []struct{ old, new string }{
+	{"c.now - l.window + 1", "c.now - l.window"},
+	{"c.A, c.head = sum, dead", "c.A, c.head = sum, dead + 1"},
+	{"lo, hi, step = hi + 1,", "lo, hi, step = hi + 2,"},
+	{"lower(c, c.head, c.A)", "lower(c, c.head + 1, c.A)"},
+	{"c.S = c.A + min(c.S - c.A + units, EXACT)", "c.S = c.A + c.S - c.A + units"},
+	{"i > c.head and entry(c, i - 1) == c.now", "i > c.head and entry(c, i - 1) >= c.now + 1"},
+	{"if at ~= mark then return end", ""},
+	{"units = min(units, sum - before)", ""},
+	{"lower(c, i, units)", "lower(c, i + 1, units)"},
+	{"if units <= 0 then return end\n    c.changed = true", "if units <= 0 then return end"},
+	{"if i < c.n then put(c, i,", "if i > c.n then put(c, i,"},
+	{"(product + -product % from) / from", "(product - product % from) / from"},
+	{"if ahead <= l.window then", "if ahead < l.window then"},
+	{"if c.B ~= l.den then", "if false then"},
+	{"local t = c.T + -c.T % tick", "local t = c.T"},
+	{"if at < t then at = t end", ""},
+	{"elapsed >= (level", "elapsed > (level"},
+	{"c.T = at - at % tick", "c.T = at"},
+	{"start == c.T + l.window then c.B = c.A", "start >= c.T + l.window then c.B = c.A"},
+	{"(at - start - (at - start) % tick) / tick", "(at - start) / tick"},
+	{"if cost > l.capacity then", "if cost >= l.capacity then"},
+	{"(over + -over % l.num) / l.num * tick - c.now % tick", "(over + -over % l.num) / l.num * tick"},
+	{"elseif prev * rest > room then", "elseif prev * rest >= room then"},
+	{"(rest - (room - room % prev) / prev)", "(rest - (room + -room % prev) / prev)"},
+	{"(rest + ticks - (room", "(rest + ticks - 1 - (room"},
+	{"if c.A > l.capacity - cost then", "if c.A >= l.capacity - cost then"},
+	{"return w + c.now - now", "return w"},
+	{"(c.A + -c.A % l.den) / l.den", "(c.A - c.A % l.den) / l.den"},
+	{"if c.now >= mark then", "if c.now > mark then"},
+	{"elseif mark == c.T - l.window then", "elseif mark == c.T + l.window then"},
+	{"math.max(0, c[which] - units)", "c[which] - units"},
+	{"if level > l.ceiling then level = l.ceiling end\n    c.A", "c.A"},
+	{"if flag[i] >= 16 or total <= 0", "if total <= 0"},
+	{"and not (f % 8 >= 4 and flag[i] % 8 < 4)", ""},
+	{"if flag[i] % 16 < 8 then", "if true then"},
+	{"wait(C[i], L[i], a + held[i])", "wait(C[i], L[i], a)"},
+	{"commit = commit and flag[i] >= 4", "commit = commit and flag[i] >= 16"},
+	{"if commit and retry[i] == 0", "if retry[i] == 0"},
+	{"retry[i] == 0 and flag[i] < 16", "retry[i] == 0"},
+	{"more = wait(c, l, remaining + 1)", "more = wait(c, l, remaining)"},
+	{"c.dirty, c.idle = true, u == 0", "c.dirty, c.idle = true, false"},
+	{"if c.T0 then c.T, c.A, c.B = c.T0, c.A0, c.B0 end", ""},
+}
+
+func TestMutants(t *testing.T) {
+	client := testClient(t, redistest.Start(t))
+	for i, m := range mutants {
+		changed := strings.Replace(body, m.old, m.new, 1)
+		if changed == body {
+			t.Errorf("mutant %d: the script no longer contains %q", i, m.old)
+			continue
+		}
+		all := scripts(changed)
+		caught := false
+		for seed := uint64(0); seed < 400 && !caught; seed++ {
+			s := newSession(client, all[seed%3], fmt.Sprintf("m%d.%d", i, seed), randomChoices(seed, 2000))
+			caught = s.play() != nil
+		}
+		if !caught {
+			t.Errorf("mutant %d was not noticed: %q instead of %q", i, m.new, m.old)
+		}
+		client.FlushAll(context.Background())
+	}
+}
+
+// A number that becomes text inside the script loses digits above 1e14, on the real server only.
+func TestScriptKeepsNumbersFromText(t *testing.T) {
+	for name, text := range map[string]string{"apply.lua": redisTime + body, "fleet.lua": fleetScript} {
+		for n, line := range strings.Split(text, "\n") {
+			code, _, _ := strings.Cut(line, "--")
+			for _, trap := range []string{"..", "tostring", "string.format", ":format(", "string.rep", "cjson", "cmsgpack"} {
+				if strings.Contains(code, trap) {
+					t.Errorf("%s:%d: %q can turn a number into text: %s", name, n+1, trap, line)
+				}
+			}
+		}
+	}
+}

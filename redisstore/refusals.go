@@ -1,0 +1,124 @@
+package redisstore
+
+// What is known to be refused is answered here, with the right countdown, without Redis.
+//
+// Only what cannot be wrong is remembered: the key has nothing left and gets nothing before the moment that is kept,
+// for the same limit and the same cost. The moment is counted from the arrival of Redis's answer, so that a
+// client that obeys its Retry-After always reaches Redis again.
+
+import (
+	"sync"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+const refusalShards = 16
+
+type refusal struct {
+	params algorithms.Params
+	cost   int64
+	until  time.Time // until then nothing becomes available
+	retry  time.Time // then the cost is available
+}
+
+type refusals struct {
+	size   int // of a shard
+	shards [refusalShards]struct {
+		sync.Mutex
+		keys map[digest]refusal
+	}
+}
+
+func newRefusals(size int) *refusals {
+	if size < 0 {
+		return nil
+	}
+	r := &refusals{size: max(1, size/refusalShards)}
+	for i := range r.shards {
+		r.shards[i].keys = make(map[digest]refusal)
+	}
+	return r
+}
+
+// refuses reports whether a charge is one that a remembered refusal can answer for.
+func refuses(c *algorithms.Charge) bool {
+	return c.Cost > 0 && c.Held == 0 && !c.Peek && !c.Force && !c.DryRun
+}
+
+// answer returns the outcome of a charge that is known to be refused at the moment now.
+func (r *refusals) answer(d digest, c *algorithms.Charge, now time.Time) (algorithms.Outcome, bool) {
+	shard := &r.shards[d[0]%refusalShards]
+	shard.Lock()
+	known, ok := shard.keys[d]
+	if ok && !now.Before(known.until) {
+		delete(shard.keys, d)
+		ok = false
+	}
+	shard.Unlock()
+	if !ok || known.cost != c.Cost || known.params != c.Limit.Params() {
+		return algorithms.Outcome{}, false
+	}
+	return algorithms.Outcome{
+		Retry: ceilMicro(known.retry.Sub(now)), Next: ceilMicro(known.until.Sub(now)),
+	}, true
+}
+
+// ceilMicro rounds up to whole microseconds, the unit of all waits.
+func ceilMicro(d time.Duration) time.Duration {
+	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
+}
+
+// learn remembers a refusal that arrived at the moment now.
+func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, now time.Time) {
+	if o.OK || o.Remaining != 0 || o.Next == algorithms.Never || o.Retry == algorithms.Never {
+		return
+	}
+	shard := &r.shards[d[0]%refusalShards]
+	shard.Lock()
+	defer shard.Unlock()
+	if _, known := shard.keys[d]; !known && len(shard.keys) >= r.size {
+		evict(shard.keys, now)
+	}
+	shard.keys[d] = refusal{params: c.Limit.Params(), cost: c.Cost, until: now.Add(o.Next), retry: now.Add(o.Retry)}
+}
+
+// evict makes room: of a few keys, those that are over, else the one that is over soonest.
+func evict(keys map[digest]refusal, now time.Time) {
+	var soonest digest
+	var least time.Time
+	looked, freed := 0, false
+	for d, k := range keys {
+		if !now.Before(k.until) {
+			delete(keys, d)
+			freed = true
+		} else if least.IsZero() || k.until.Before(least) {
+			soonest, least = d, k.until
+		}
+		if looked++; looked == 8 {
+			break
+		}
+	}
+	if !freed {
+		delete(keys, soonest)
+	}
+}
+
+// forget drops a key and reports whether it was known.
+func (r *refusals) forget(d digest) bool {
+	shard := &r.shards[d[0]%refusalShards]
+	shard.Lock()
+	defer shard.Unlock()
+	_, known := shard.keys[d]
+	delete(shard.keys, d)
+	return known
+}
+
+// forgetAll is for when it is not known what others have forgotten.
+func (r *refusals) forgetAll() {
+	for i := range r.shards {
+		r.shards[i].Lock()
+		clear(r.shards[i].keys)
+		r.shards[i].Unlock()
+	}
+}

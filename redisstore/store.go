@@ -1,0 +1,249 @@
+package redisstore
+
+// The store: batches in, outcomes out.
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+// NotAsked is the Remaining of an outcome that says nothing: another charge of its batch is known to be refused,
+// so Redis was not asked. Such an outcome is OK, because it was not the reason, and only its OK and Remaining count.
+const NotAsked int64 = -1
+
+// Store applies batches in Redis. It is safe for use by many goroutines.
+type Store struct {
+	options  Options
+	names    namer
+	script   script
+	announce script
+	refused  *refusals
+
+	lanes   []*lane  // modes single, sentinel, ring
+	cluster *cluster // mode cluster
+
+	ctx        context.Context
+	cancel     context.CancelFunc
+	background tasks
+	started    sync.Once
+
+	stateMu sync.Mutex
+	down    int // lanes that are down
+
+	fleet
+	calls, dials, hits atomic.Int64
+	errorsMu           sync.Mutex
+	errors             map[Kind]int64
+}
+
+var _ algorithms.Store = (*Store)(nil)
+
+// New returns a store. It checks the options but needs no Redis: connections are made when they are needed.
+func New(o Options) (*Store, error) {
+	o.setDefaults()
+	all, err := o.endpoints()
+	if err != nil {
+		return nil, err
+	}
+	prologue := redisTime
+	if o.clock != nil {
+		prologue = givenTime
+	}
+	s := &Store{
+		options: o, names: namer{prefix: o.Prefix}, script: newScript(prologue + body), announce: newScript(fleetScript),
+		refused: newRefusals(o.RefusedKeys), errors: map[Kind]int64{},
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.fleet.init(o.Prefix)
+	if err := s.open(all); err != nil {
+		s.cancel()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Start announces the instance to the others and looks at the servers' settings, in the background.
+// A store that is not started decides as well, but has a fleet size of 1.
+func (s *Store) Start() {
+	s.started.Do(func() { s.background.Go(s.keepAnnouncing) })
+}
+
+// Close gives up what waits, says goodbye to the fleet and closes the connections.
+func (s *Store) Close() error {
+	s.leave()
+	s.cancel()
+	s.background.Wait()
+	var errs []error
+	for _, l := range s.allLanes() {
+		errs = append(errs, l.client.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// Apply implements [algorithms.Store]. Every error is an [*Error]. A batch with a charge that is known to be refused
+// is answered without Redis; its other outcomes are then [NotAsked].
+func (s *Store) Apply(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) error {
+	if len(charges) == 0 {
+		return nil
+	}
+	var digests [8]digest
+	b := batch{store: s, charges: charges, out: out, digests: digests[:0]}
+	b.hash()
+	if s.refused != nil && b.knownRefused() {
+		s.hits.Add(1)
+		return nil
+	}
+	deadline := time.Now().Add(s.options.Timeout)
+	if s.cluster == nil && len(s.lanes) == 1 {
+		if err := b.applyWhole(ctx, s.lanes[0], deadline); err != nil {
+			return err
+		}
+	} else if err := b.applyParts(ctx, deadline); err != nil {
+		return err
+	}
+	if s.refused != nil {
+		b.learn()
+	}
+	return nil
+}
+
+// Forget makes every instance forget what a key has used in the given spaces: at once in Redis and here,
+// elsewhere within [Options.Announce].
+func (s *Store) Forget(ctx context.Context, key string, spaces ...algorithms.Space) error {
+	ctx, cancel := context.WithTimeout(ctx, max(s.options.Timeout, time.Second))
+	defer cancel()
+	for _, space := range spaces {
+		readable := s.names.clear(space)
+		d, _ := s.names.sum(nil, readable, key)
+		name := s.names.append(nil, readable, d)
+		if err := s.del(ctx, d, name); err != nil {
+			return &Error{Kind: classify(err), Err: err}
+		}
+		if s.refused != nil {
+			s.refused.forget(d)
+		}
+		s.forgotten(d)
+	}
+	return nil
+}
+
+func (s *Store) del(ctx context.Context, d digest, name []byte) error {
+	l := s.laneFor(d, slot(name))
+	for hops := 0; ; hops++ {
+		err := l.client.Del(ctx, string(name)).Err()
+		if err == nil || s.cluster == nil || classify(err) != KindMoved || hops == maxHops {
+			return err
+		}
+		l = s.cluster.follow(l, slot(name), err)
+	}
+}
+
+// laneFor is where a counter lives.
+func (s *Store) laneFor(d digest, slot uint16) *lane {
+	switch {
+	case s.cluster != nil:
+		return s.cluster.owner(slot)
+	case len(s.lanes) == 1:
+		return s.lanes[0]
+	}
+	return s.rendezvous(d)
+}
+
+// now is the given time of tests as text, empty in production.
+func (s *Store) now() string {
+	if s.options.clock == nil {
+		return ""
+	}
+	return strconv.FormatInt(s.options.clock(), 10)
+}
+
+// Stats are counts since the store was made.
+type Stats struct {
+	Calls  int64 // round trips for decisions
+	Dials  int64 // connections attempted
+	Hits   int64 // batches answered by the memory of refusals
+	Errors map[Kind]int64
+	Down   int // servers that are down now
+}
+
+// Stats returns the counts.
+func (s *Store) Stats() Stats {
+	st := Stats{Calls: s.calls.Load(), Dials: s.dials.Load(), Hits: s.hits.Load(), Errors: map[Kind]int64{}}
+	s.errorsMu.Lock()
+	for k, n := range s.errors {
+		st.Errors[k] = n
+	}
+	s.errorsMu.Unlock()
+	s.stateMu.Lock()
+	st.Down = s.down
+	s.stateMu.Unlock()
+	return st
+}
+
+func (s *Store) count(k Kind) {
+	s.errorsMu.Lock()
+	s.errors[k]++
+	s.errorsMu.Unlock()
+}
+
+func (s *Store) observe(took time.Duration, batches int, err error) {
+	s.calls.Add(1)
+	if s.options.OnCall != nil {
+		s.options.OnCall(took, batches, err)
+	}
+}
+
+// Up reports whether all servers answer.
+func (s *Store) Up() bool {
+	s.stateMu.Lock()
+	defer s.stateMu.Unlock()
+	return s.down == 0
+}
+
+func (s *Store) laneDown(cause *Error) {
+	s.stateMu.Lock()
+	defer s.stateMu.Unlock()
+	s.down++
+	if s.down == 1 && s.options.OnState != nil {
+		s.options.OnState(false, cause.Kind, cause)
+	}
+}
+
+func (s *Store) laneUp() {
+	s.stateMu.Lock()
+	defer s.stateMu.Unlock()
+	s.down--
+	if s.down == 0 && s.options.OnState != nil {
+		s.options.OnState(true, "", nil)
+	}
+}
+
+// tasks are goroutines that end with the store.
+type tasks struct {
+	mu     sync.Mutex
+	closed bool
+	wg     sync.WaitGroup
+}
+
+// Go starts f unless the store is closed.
+func (t *tasks) Go(f func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.closed {
+		t.wg.Go(f)
+	}
+}
+
+// Wait waits for all and lets none start any more.
+func (t *tasks) Wait() {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	t.wg.Wait()
+}

@@ -1,0 +1,213 @@
+package redisstore
+
+// What goes to the script and comes back: packed numbers, because every separate argument costs Redis more
+// than a decision's arithmetic does.
+
+import (
+	"crypto/sha1" // Redis names scripts by it
+	_ "embed"
+	"encoding/binary"
+	"encoding/hex"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+//go:embed apply.lua
+var body string
+
+// The two prologues over one body.
+const (
+	redisTime = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n"
+	givenTime = "local now = tonumber(ARGV[3])\n"
+)
+
+// script is a text with the name that Redis knows it by.
+type script struct{ text, sha string }
+
+func newScript(text string) script {
+	sum := sha1.Sum([]byte(text))
+	return script{text: text, sha: hex.EncodeToString(sum[:])}
+}
+
+// ask is a charge as it waits to be sent. The client's key is not kept, only its name in Redis.
+type ask struct {
+	limit            *algorithms.Limit
+	cost, mark, held int64
+	flags            byte
+	nameEnd          int // of its name within the part's names
+}
+
+// Flags of a charge on the wire.
+const (
+	flagLast   = 1 // ends its batch
+	flagFull   = 2 // cost, mark and held follow; without it the cost is 1
+	flagDryRun = 4
+	flagForce  = 8
+	flagPeek   = 16
+)
+
+func newAsk(c *algorithms.Charge) ask {
+	const most = algorithms.MaxExact
+	a := ask{
+		limit: c.Limit,
+		cost:  max(-most, min(c.Cost, most)),
+		// A mark that no kernel can have given matches nothing, clamped or not.
+		mark: max(-1, min(c.Mark, 2*most)),
+		held: max(0, min(c.Held, most)),
+	}
+	if a.cost != 1 || a.mark != 0 || a.held != 0 {
+		a.flags |= flagFull
+	}
+	if c.DryRun {
+		a.flags |= flagDryRun
+	}
+	if c.Force {
+		a.flags |= flagForce
+	}
+	if c.Peek {
+		a.flags |= flagPeek
+	}
+	return a
+}
+
+// appendTo writes the charge in the form that decode in apply.lua reads.
+func (a *ask) appendTo(dst []byte, limit int, last bool) []byte {
+	flags := a.flags
+	if last {
+		flags |= flagLast
+	}
+	dst = append(dst, flags)
+	dst = binary.BigEndian.AppendUint16(dst, uint16(limit))
+	if flags&flagFull != 0 {
+		for _, n := range [...]int64{a.cost, a.mark, a.held} {
+			dst = binary.BigEndian.AppendUint64(dst, uint64(n))
+		}
+	}
+	return dst
+}
+
+func appendLimit(dst []byte, l *algorithms.Limit) []byte {
+	p := l.Params()
+	numOrTicks := p.Num
+	if !p.Algorithm.Bucket() {
+		numOrTicks = p.Ticks
+	}
+	dst = append(dst, byte(p.Algorithm))
+	for _, n := range [...]int64{p.Capacity, p.Window, p.Tick, numOrTicks, p.Den, p.Ceiling} {
+		dst = binary.BigEndian.AppendUint64(dst, uint64(n))
+	}
+	return dst
+}
+
+// Statuses of a charge in the reply.
+const (
+	statusRefused = 0
+	statusOK      = 1
+	statusFormat  = 2
+
+	outcomeSize = 33
+)
+
+// outcome reads one charge's answer.
+func outcome(reply string) (o algorithms.Outcome, status byte) {
+	n := func(i int) int64 {
+		var v uint64
+		for _, b := range []byte(reply[1+8*i : 9+8*i]) {
+			v = v<<8 | uint64(b)
+		}
+		return int64(v)
+	}
+	wait := func(us int64) time.Duration {
+		if us < 0 {
+			return algorithms.Never
+		}
+		return time.Duration(us) * time.Microsecond
+	}
+	status = reply[0]
+	return algorithms.Outcome{
+		OK: status == statusOK, Remaining: n(0), Retry: wait(n(1)), Next: wait(n(2)), Mark: n(3),
+	}, status
+}
+
+// call is one script call: parts of one slot, or of one server that has no slots. It is reused.
+type call struct {
+	parts   []*part
+	limits  []*algorithms.Limit
+	names   []string
+	packed  []byte
+	charges []byte
+	args    []any
+	cmd     *redis.Cmd
+	err     error
+}
+
+// build lays out the arguments of EVALSHA, or of EVAL when text is set.
+func (c *call) build(s script, text bool, now string) []any {
+	c.limits, c.names, c.packed, c.charges = c.limits[:0], c.names[:0], c.packed[:0], c.charges[:0]
+	var joined strings.Builder
+	size := 0
+	for _, p := range c.parts {
+		size += len(p.names)
+	}
+	joined.Grow(size)
+	for _, p := range c.parts {
+		start := joined.Len()
+		joined.Write(p.names)
+		all, from := joined.String(), start
+		for i := range p.asks {
+			a := &p.asks[i]
+			c.names = append(c.names, all[from:start+a.nameEnd])
+			from = start + a.nameEnd
+			c.charges = a.appendTo(c.charges, c.limit(a.limit), i == len(p.asks)-1)
+		}
+	}
+	if text {
+		c.args = append(c.args[:0], "eval", s.text)
+	} else {
+		c.args = append(c.args[:0], "evalsha", s.sha)
+	}
+	c.args = append(c.args, len(c.names))
+	for i := range c.names {
+		c.args = append(c.args, &c.names[i]) // a pointer needs no boxing
+	}
+	c.args = append(c.args, c.packed, c.charges)
+	if now != "" {
+		c.args = append(c.args, now)
+	}
+	return c.args
+}
+
+// limit returns the index of a limit among those of the call. They are few: a linear search is fastest.
+func (c *call) limit(l *algorithms.Limit) int {
+	for i, known := range c.limits {
+		if known == l {
+			return i
+		}
+	}
+	c.limits = append(c.limits, l)
+	c.packed = appendLimit(c.packed, l)
+	return len(c.limits) - 1
+}
+
+// read hands the reply out to the parts.
+func (c *call) read(reply string) error {
+	if len(reply) != outcomeSize*len(c.names) {
+		return errReply
+	}
+	for _, p := range c.parts {
+		p.out = p.out[:0]
+		for range p.asks {
+			o, status := outcome(reply)
+			if status == statusFormat {
+				p.err = &Error{Kind: KindFormat, Err: errFormat}
+			}
+			p.out = append(p.out, o)
+			reply = reply[outcomeSize:]
+		}
+	}
+	return nil
+}
