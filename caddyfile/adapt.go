@@ -52,6 +52,11 @@ func (p *parser) check() error {
 		return p.locate(err)
 	}
 	for _, rule := range rules.Rules {
+		if p.inFile {
+			if err := rule.Resolve(p.redis); err != nil {
+				return p.locate(err)
+			}
+		}
 		if err := p.agree(rule); err != nil {
 			return errorAt(p.written[spot{rule.Zone, "", -1}], err)
 		}

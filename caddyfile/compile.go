@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"os"
 	"regexp"
 	"slices"
 	"sort"
@@ -50,6 +51,10 @@ type Rule struct {
 	Fallback *Key
 	Cost     Cost
 	DryRun   bool
+	// Store is where the rule counts, as written; see [Rule.Resolve].
+	Store Store
+	// OnStoreError is what is done when the shared store does not answer.
+	OnStoreError OnStoreError
 	// IPv4Prefix and IPv6Prefix are by how many bits addresses in the key are told apart.
 	IPv4Prefix, IPv6Prefix int
 	// Events: written as max_events and window, as in caddy-ratelimit.
@@ -70,7 +75,10 @@ func (r *Rule) Settings() string {
 			fmt.Fprintf(&s, "burst %d, ", displayBurst(l.Policy))
 		}
 	}
-	fmt.Fprintf(&s, "max_keys %d", r.Limits[0].MaxKeys)
+	fmt.Fprintf(&s, "max_keys %d, store %v", r.Limits[0].MaxKeys, r.Store)
+	if r.Store != StoreLocal {
+		fmt.Fprintf(&s, ", on_store_error %v", r.OnStoreError)
+	}
 	return s.String()
 }
 
@@ -236,7 +244,7 @@ func (k *compiler) handler() error {
 }
 
 var errNoStorage = errors.New("limits are not added up over instances through Caddy's storage here; " +
-	"remove distributed and storage to limit on each instance, until the shared store (global option rate_limit with redis) arrives")
+	"want rate_limit { redis <address> } in the global options, which all instances share, instead of distributed and storage")
 
 func handlerError(field string, err error) error {
 	return &fieldError{field: field, index: -1, err: err}
@@ -370,27 +378,68 @@ func (k *compiler) unnamedZone() (map[string]*Zone, []string, error) {
 	return map[string]*Zone{c.Unnamed(): z}, []string{c.Unnamed()}, nil
 }
 
-// expand evaluates the placeholders in a setting. known is false at adapt time if there are any.
+// expand evaluates the placeholders in a number or limit. known is false at adapt time if there are any.
 func (k *compiler) expand(text string) (value string, known bool, err error) {
+	if name, ok := notGlobal(text); ok {
+		return "", false, fmt.Errorf("{%s} has no value at load; want a number, or a global placeholder such as {env.LIMIT}", name)
+	}
+	return k.expandGlobal(text)
+}
+
+// expandText is expand for a text.
+func (k *compiler) expandText(text string) (value string, known bool, err error) {
+	if name, ok := notGlobal(text); ok {
+		return "", false, fmt.Errorf("{%s} has no value at load; want a text, or a global placeholder such as {env.NAME}", name)
+	}
+	return k.expandGlobal(text)
+}
+
+// expandSecret is expand for a text that may be secret: braces may be a part of it, so that the error does not quote them.
+func (k *compiler) expandSecret(text string) (value string, known bool, err error) {
+	if _, ok := notGlobal(text); ok {
+		return "", false, errors.New(`{ and } around what has no value at load; want {env.<name>} or {file.<path>}, or \{ for a brace that is meant`)
+	}
+	return k.expandGlobal(text)
+}
+
+// notGlobal finds a placeholder that has no value at load.
+func notGlobal(text string) (name string, found bool) {
+	for _, piece := range split(text) {
+		if piece.placeholder && !isGlobal(piece.text) {
+			return piece.text, true
+		}
+	}
+	return "", false
+}
+
+func (k *compiler) expandGlobal(text string) (value string, known bool, err error) {
 	var out strings.Builder
 	for _, piece := range split(text) {
 		if !piece.placeholder {
 			out.WriteString(piece.text)
 			continue
 		}
-		if !isGlobal(piece.text) {
-			return "", false, fmt.Errorf("{%s} has no value at load; want a number, or a global placeholder such as {env.LIMIT}", piece.text)
-		}
 		if k.lookup == nil {
 			return "", false, nil
 		}
 		v, _ := k.lookup(piece.text)
 		if v = strings.TrimSpace(v); v == "" {
-			return "", false, fmt.Errorf("{%s} is empty", piece.text)
+			return "", false, emptyError(piece.text)
 		}
 		out.WriteString(v)
 	}
 	return out.String(), true, nil
+}
+
+func emptyError(placeholder string) error {
+	if file, ok := strings.CutPrefix(placeholder, "file."); ok {
+		if f, err := os.Open(file); err != nil {
+			return fmt.Errorf("{%s}: %w", placeholder, err)
+		} else if err := f.Close(); err != nil {
+			return fmt.Errorf("{%s}: %w", placeholder, err)
+		}
+	}
+	return fmt.Errorf("{%s} is empty", placeholder)
 }
 
 // integer evaluates a number within bounds. An unknown one is 0.

@@ -21,7 +21,7 @@ type Config struct {
 	// them refuses takes nothing from the others.
 	//
 	// A name may hold letters, digits, `_`, `.` and `-`. Handlers that use the same name share its counters and must
-	// agree on its algorithm, limits, burst and max_keys. Counters survive config reloads.
+	// agree on its algorithm, limits, burst, max_keys, store and on_store_error. Counters survive config reloads.
 	Zones map[string]*Zone `json:"rate_limits,omitempty"`
 
 	// The names of all zones in the order in which they are listed to clients and in which ties are broken.
@@ -59,7 +59,7 @@ type Config struct {
 	DisableMetrics bool `json:"disable_metrics,omitempty"`
 
 	// Read so that a config written for caddy-ratelimit gets a clear answer: limits of several instances are not
-	// added up through Caddy's storage. A shared store takes its place.
+	// added up through Caddy's storage. Redis in the global option `rate_limit` takes its place.
 	StorageRaw json.RawMessage `json:"storage,omitempty" caddy:"namespace=caddy.storage inline_key=module"`
 
 	// Read so that a config written for caddy-ratelimit gets a clear answer, see storage.
@@ -155,6 +155,15 @@ type Zone struct {
 	// How many bits of an IPv6 address in the key tell clients apart, 1 to 128. One subscriber usually has a /64 to
 	// choose addresses from. Default: 64; 128 in zones written with max_events and window.
 	IPv6Prefix Number `json:"ipv6_prefix,omitempty"`
+
+	// Where the counters are: `local`, in this process; or `redis`, shared by all instances that have the same Redis in
+	// the global option `rate_limit`. Default: redis when that option has one, else local.
+	Store string `json:"store,omitempty"`
+
+	// What is done with requests while Redis cannot be reached or answers too late: `local` (this instance limits by itself,
+	// to the limit divided by the number of instances, at least 1), `allow` (they pass), or `deny`
+	// (they are answered 503 with a Retry-After). Default: local.
+	OnStoreError string `json:"on_store_error,omitempty"`
 
 	// Decide, count and report, but never refuse.
 	DryRun bool `json:"dry_run,omitempty"`

@@ -43,12 +43,13 @@ func init() {
 		return &handler{Config: *c}, nil
 	})
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
+	httpcaddyfile.RegisterGlobalOption("rate_limit", ParseGlobal)
 }
 
 const separator = "----------\n"
 
 // TestGoldens compares what a config becomes with what stands below it in its file: the adapted JSON, the rules that it
-// compiles to with their warnings, or the error. Configs in json/ are handlers in JSON.
+// compiles to with their warnings, or the error. Configs in json/ are handlers in JSON, those in global/ are apps.
 func TestGoldens(t *testing.T) {
 	files, err := filepath.Glob("../testdata/caddyfile/*/*.txt")
 	if err != nil || len(files) == 0 {
@@ -57,6 +58,9 @@ func TestGoldens(t *testing.T) {
 	t.Setenv("SLUICE_LIMIT", "20")
 	t.Setenv("SLUICE_WORD", "many")
 	t.Setenv("SLUICE_EMPTY", "")
+	t.Setenv("SLUICE_PASSWORD", "hunter2")
+	t.Setenv("SLUICE_REDIS", "rediss://app:hunter2@redis.example.com/3")
+	t.Setenv("SLUICE_BAD_REDIS", "redis://app:hunter2#3@redis.example.com")
 	for _, file := range files {
 		kind := filepath.Base(filepath.Dir(file))
 		t.Run(kind+"/"+strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
@@ -66,12 +70,18 @@ func TestGoldens(t *testing.T) {
 			}
 			config, want, _ := strings.Cut(string(content), separator)
 			var got string
-			if kind == "json" {
-				got = load(t, json.RawMessage(config))
-			} else {
+			switch kind {
+			case "json":
+				got = load(t, json.RawMessage(config), false)
+			case "global":
+				got = loadGlobal(json.RawMessage(config))
+			default:
 				got = adapt(t, config)
 			}
-			if kind == "errors" != strings.HasPrefix(got, "error: ") && kind != "json" {
+			if kind == "errors" && strings.Contains(got, "hunter2") {
+				t.Errorf("an error shows a secret: %s", got)
+			}
+			if kind == "errors" != strings.HasPrefix(got, "error: ") && kind != "json" && kind != "global" {
 				t.Errorf("in %s: %s", kind, got)
 			}
 			if *update {
@@ -108,8 +118,40 @@ func adapt(t *testing.T, config string) string {
 		t.Fatal(err)
 	}
 	out := string(pretty) + "\n"
+	app := tree.(map[string]any)["apps"].(map[string]any)["rate_limit"]
+	if app != nil {
+		raw, _ := json.Marshal(app)
+		out += loadGlobal(raw)
+	}
 	for _, raw := range handlersIn(tree) {
-		out += load(t, raw)
+		out += load(t, raw, app != nil)
+	}
+	return out
+}
+
+// loadGlobal decodes the app as Caddy does and describes the shared store.
+func loadGlobal(raw json.RawMessage) string {
+	var g Global
+	if err := caddy.StrictUnmarshalJSON(raw, &g); err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	s, err := g.Compile()
+	switch {
+	case err != nil:
+		return "error: " + err.Error() + "\n"
+	case s == nil:
+		return "no shared store\n"
+	}
+	o := s.Options
+	encrypted := "no"
+	if o.TLS != nil {
+		encrypted = fmt.Sprintf("name %q, unchecked %t", o.TLS.ServerName, o.TLS.InsecureSkipVerify)
+	}
+	out := fmt.Sprintf("redis: %s %v, user %q %q, db %d, master %q, sentinels' user %q %q, tls: %s, timeout %v, pool %d, prefix %s, fleet %d\n",
+		o.Mode, o.Addrs, o.Username, o.Password, o.DB, o.MasterName, o.SentinelUsername, o.SentinelPassword, encrypted,
+		o.Timeout, o.PoolSize, o.Prefix, s.FleetSize)
+	for _, w := range s.Warnings {
+		out += "warning: " + w + "\n"
 	}
 	return out
 }
@@ -135,7 +177,7 @@ func handlersIn(tree any) []json.RawMessage {
 }
 
 // load decodes a handler as Caddy does and describes its rules.
-func load(t *testing.T, raw json.RawMessage) string {
+func load(t *testing.T, raw json.RawMessage, redis bool) string {
 	t.Helper()
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &fields); err != nil {
@@ -152,6 +194,11 @@ func load(t *testing.T, raw json.RawMessage) string {
 	rules, err := Compile(ctx, &h.Config)
 	if err != nil {
 		return "error: " + err.Error() + "\n"
+	}
+	for _, rule := range rules.Rules {
+		if err := rule.Resolve(redis); err != nil {
+			return "error: " + err.Error() + "\n"
+		}
 	}
 	return describe(rules)
 }

@@ -23,6 +23,8 @@ func Parse(h httpcaddyfile.Helper) (*Config, error) {
 		config: &Config{},
 		file:   adaptationOf(h.State),
 		prefix: "zone_",
+		inFile: true,
+		redis:  h.Option("rate_limit") != nil, // it is refused without redis
 		matcher: func(t caddyfile.Token) (caddy.ModuleMap, bool, error) {
 			return h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{t})).MatcherToken()
 		},
@@ -45,6 +47,8 @@ type parser struct {
 	file    *adaptation
 	prefix  string // of the names of unnamed zones
 	matcher func(caddyfile.Token) (caddy.ModuleMap, bool, error)
+	// inFile: the directive is read with its whole Caddyfile, so that redis says whether that has a shared store.
+	inFile, redis bool
 	// written remembers where each setting stands, to find repeated ones, and the line for an error.
 	written map[spot]caddyfile.Token
 }
@@ -59,7 +63,7 @@ type spot struct {
 var (
 	zoneWords = []string{
 		"match", "exempt", "key", "key_fallback", "limit", "algorithm", "burst", "cost",
-		"events", "window", "ipv4_prefix", "ipv6_prefix", "dry_run",
+		"events", "window", "ipv4_prefix", "ipv6_prefix", "store", "on_store_error", "dry_run",
 	}
 	handlerWords = []string{
 		"zone", "headers", "status", "response", "jitter", "log_key", "max_keys", "sweep_interval",
@@ -243,6 +247,10 @@ func (p *parser) zoneOption(name string, z *Zone) error {
 		return p.number(name, "ipv4_prefix", &z.IPv4Prefix)
 	case "ipv6_prefix":
 		return p.number(name, "ipv6_prefix", &z.IPv6Prefix)
+	case "store":
+		return p.text(name, "store", &z.Store)
+	case "on_store_error":
+		return p.text(name, "on_store_error", &z.OnStoreError)
 	case "dry_run":
 		return p.flag(name, "dry_run", &z.DryRun)
 	}
@@ -358,7 +366,7 @@ func (p *parser) duration(zone, field string, to *caddy.Duration) error {
 	}
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return p.d.Errf("%s %q; want a duration above zero, such as 1m", field, text)
+		return p.d.Errf("%s %q; want a duration above zero, such as 1m", word(field), text)
 	}
 	*to = caddy.Duration(d)
 	return nil
@@ -369,7 +377,7 @@ func (p *parser) flag(zone, field string, to *bool) error {
 		return err
 	}
 	if p.d.NextArg() {
-		return p.d.Errf("unexpected %q; %s has no value", p.d.Val(), field)
+		return p.d.Errf("unexpected %q; %s has no value", p.d.Val(), word(field))
 	}
 	*to = true
 	return nil
@@ -409,13 +417,15 @@ func (p *parser) note(zone, field string, index int) {
 	p.written[spot{zone, field, index}] = p.d.Token()
 }
 
-// word is the Caddyfile's word for a JSON field.
+// word is the Caddyfile's word for a JSON field, or for a path of them.
 func word(field string) string {
 	switch field {
+	case "redis.addresses":
+		return "redis"
 	case "max_events":
 		return "events"
 	case "rate_limits":
 		return "rate_limit"
 	}
-	return field
+	return field[strings.LastIndexByte(field, '.')+1:]
 }

@@ -63,6 +63,9 @@ func (z *zoneCompiler) rule() (*Rule, error) {
 	if err := z.cost(); err != nil {
 		return nil, err
 	}
+	if err := z.store(); err != nil {
+		return nil, err
+	}
 	z.out.pending = z.pending
 	return z.out, nil
 }

@@ -92,12 +92,17 @@ func (s *Server) Restart() {
 // Launch starts the process and does not wait for it to answer.
 func (s *Server) Launch() {
 	s.t.Helper()
+	fill := strings.NewReplacer("{port}", s.Port, "{dir}", s.dir).Replace
 	args := []string{"--port", s.Port, "--bind", "127.0.0.1", "--dir", s.dir, "--save", "", "--unixsocket", s.Socket, "--daemonize", "no"}
-	if s.kind != "redis-server" {
-		args = nil
-	}
-	for _, a := range s.args {
-		args = append(args, strings.NewReplacer("{port}", s.Port, "{dir}", s.dir).Replace(a))
+	if s.kind == "redis-sentinel" { // takes its settings from a file that it rewrites
+		if err := os.WriteFile(fill(s.args[0]), []byte(fill(s.args[1])), 0o600); err != nil {
+			s.t.Fatal(err)
+		}
+		args = []string{fill(s.args[0])}
+	} else {
+		for _, a := range s.args {
+			args = append(args, fill(a))
+		}
 	}
 	s.cmd = exec.Command(s.kind, args...)
 	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.out
@@ -189,4 +194,59 @@ func (s *Server) CPU() time.Duration {
 		total += time.Duration(seconds * float64(time.Second))
 	}
 	return total
+}
+
+// StartSentinel runs a sentinel that watches master under the given name and fails over fast.
+func StartSentinel(t testing.TB, name string, master *Server) *Server {
+	t.Helper()
+	s := start(t, "redis-sentinel", redis.Options{}, "{dir}/sentinel.conf",
+		"port {port}\nbind 127.0.0.1\ndir {dir}\n"+
+			"sentinel monitor "+name+" 127.0.0.1 "+master.Port+" 1\n"+
+			"sentinel down-after-milliseconds "+name+" 300\nsentinel failover-timeout "+name+" 3000\n")
+	return s
+}
+
+// StartCluster runs a cluster of n masters that share the slots evenly.
+func StartCluster(t testing.TB, n int) []*Server {
+	t.Helper()
+	nodes, bus := make([]*Server, n), make([]string, n)
+	for i := range nodes {
+		bus[i] = FreePort(t)
+		nodes[i] = Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", bus[i])
+		nodes[i].Do("cluster", "addslotsrange", 16384*i/n, 16384*(i+1)/n-1)
+		if i > 0 {
+			nodes[i].Do("cluster", "meet", "127.0.0.1", nodes[0].Port, bus[0])
+		}
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for _, s := range nodes {
+		for {
+			info, _ := s.Do("cluster", "info").(string)
+			slots, _ := s.Do("cluster", "slots").([]any)
+			if strings.Contains(info, "cluster_state:ok") && len(slots) == n {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("the cluster does not form: %s", info)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	return nodes
+}
+
+// MoveSlot moves a slot with its keys from one cluster node to another, as a live resharding does.
+func MoveSlot(slot int, from, to *Server) {
+	fromID, toID := from.Do("cluster", "myid"), to.Do("cluster", "myid")
+	to.Do("cluster", "setslot", slot, "importing", fromID)
+	from.Do("cluster", "setslot", slot, "migrating", toID)
+	for {
+		keys, _ := from.Do("cluster", "getkeysinslot", slot, 10).([]any)
+		if len(keys) == 0 {
+			break
+		}
+		from.Do(append([]any{"migrate", "127.0.0.1", to.Port, "", 0, 5000, "keys"}, keys...)...)
+	}
+	to.Do("cluster", "setslot", slot, "node", toID)
+	from.Do("cluster", "setslot", slot, "node", toID)
 }
