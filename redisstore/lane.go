@@ -269,6 +269,9 @@ func (c *call) settle(ctx context.Context, l *lane) error {
 	}
 	if err != nil {
 		kind := classify(err)
+		if l.store.ctx.Err() != nil {
+			kind = KindClosed
+		}
 		l.store.count(kind)
 		c.err = &Error{Kind: kind, Node: l.node, Err: err}
 	}

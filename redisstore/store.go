@@ -93,7 +93,8 @@ func (s *Store) Apply(ctx context.Context, charges []algorithms.Charge, out []al
 		return nil
 	}
 	var digests [8]digest
-	b := batch{store: s, charges: charges, out: out, digests: digests[:0]}
+	var forgets [8]uint64
+	b := batch{store: s, charges: charges, out: out, digests: digests[:0], forgets: forgets[:0]}
 	b.hash()
 	if s.refused != nil && b.knownRefused() {
 		s.hits.Add(1)
