@@ -153,6 +153,32 @@ func TestRingOneNodeDown(t *testing.T) {
 	}
 }
 
+// When one node fails, what another has taken for the same request is given back.
+func TestFailedPartGivesBack(t *testing.T) {
+	nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Ring, Timeout: 300 * time.Millisecond})
+	var on [2]*algorithms.Limit // a limit whose counter of "k" lives on each node
+	for i := 0; on[0] == nil || on[1] == nil; i++ {
+		l := perHour(t, "zone"+strconv.Itoa(i), 5)
+		d, _ := s.names.sum(nil, s.names.clear(l.Space), "k")
+		for n := range s.lanes {
+			if s.laneFor(d, 0) == s.lanes[n] {
+				on[n] = l
+			}
+		}
+	}
+	nodes[1].Kill()
+	for range 20 {
+		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: on[0], Cost: 1}, {Key: "k", Limit: on[1], Cost: 1}}, make([]algorithms.Outcome, 2))
+		if kindOf(err) != KindRefused {
+			t.Fatal(err)
+		}
+		waitFor(t, "the unit to come back", func() bool {
+			return ask1(t, s, algorithms.Charge{Key: "k", Limit: on[0], Cost: 1, Peek: true}).Remaining == 5
+		})
+	}
+}
+
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{
 		{}, {Addrs: []string{"a:1", "b:1"}}, {Addrs: []string{"http://x"}}, {Addrs: []string{"a:1"}, Mode: "none"},
