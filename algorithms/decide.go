@@ -81,11 +81,12 @@ func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) boo
 // sum is what charge i asks of its counter together with the other charges of the batch that would be
 // committed to it. A dry run counts the enforced charges, never the other way round.
 func sum(charges []Charge, counters []*Counter, i int) int64 {
+	const above = MaxExact + 1 // any capacity
 	c := &charges[i]
 	if c.Force || c.Cost <= 0 {
 		return 0
 	}
-	total := min(c.Cost, MaxExact)
+	total := min(c.Cost, above)
 	if c.Peek || len(charges) == 1 {
 		return total
 	}
@@ -94,7 +95,7 @@ func sum(charges []Charge, counters []*Counter, i int) int64 {
 		if j == i || counters[j] != counters[i] || d.Peek || d.Cost <= 0 || (d.DryRun && !c.DryRun) {
 			continue
 		}
-		total = min(total+min(d.Cost, MaxExact), MaxExact)
+		total = min(total+min(d.Cost, above), above)
 	}
 	return total
 }

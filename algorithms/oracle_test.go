@@ -6,7 +6,6 @@ package algorithms
 
 import (
 	"encoding/binary"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -229,7 +228,7 @@ type pair struct {
 	naive naive
 	now   int64
 	marks []mark
-	trail string
+	trail []op
 }
 
 type mark struct{ mark, units int64 }
@@ -244,7 +243,7 @@ type op struct {
 func (p pair) decide(charges ...Charge) (State, []Outcome) {
 	c := Counter{State: p.state}
 	c.Log = slices.Clone(c.Log)
-	counters, out := make([]*Counter, len(charges)), make([]Outcome, len(charges))
+	counters, out := make([]*Counter, len(charges), 2), make([]Outcome, len(charges), 2)
 	for i := range charges {
 		charges[i].Limit, counters[i] = p.naive.l, &c
 	}
@@ -257,7 +256,7 @@ func (p pair) decide(charges ...Charge) (State, []Outcome) {
 // do applies an op to both and compares the answers.
 func (p pair) do(t *testing.T, o op) pair {
 	p.now += o.dt
-	p.trail += fmt.Sprintf(" %+d:%s%d", o.dt, o.kind, o.units)
+	p.trail = append(slices.Clip(p.trail), o)
 	n := p.naive
 	switch o.kind {
 	case "take", "force", "dry":
@@ -310,19 +309,19 @@ func (p pair) look(t *testing.T) {
 		state, out := p.decide(Charge{Cost: cost, Peek: true})
 		p.same(t, out[0], n.answer(p.now, cost))
 		if p.naive.stored <= p.now && !sameState(state, p.state) {
-			t.Fatalf("%+v:%s: a peek changed %+v to %+v", p.naive.l.Policy, p.trail, p.state, state)
+			t.Fatalf("%+v: %v: a peek changed %+v to %+v", p.naive.l.Policy, p.trail, p.state, state)
 		}
 	}
 	n := p.naive
 	if got, want := p.naive.l.Idle(p.state, p.now), n.idle(n.at(p.now)); got != want {
-		t.Fatalf("%+v:%s: idle %t, want %t", p.naive.l.Policy, p.trail, got, want)
+		t.Fatalf("%+v: %v: idle %t, want %t", p.naive.l.Policy, p.trail, got, want)
 	}
 }
 
 func (p pair) same(t *testing.T, got, want Outcome) {
 	t.Helper()
 	if got != want {
-		t.Fatalf("%+v tick %d, at %d after%s:\n got %+v\nwant %+v\nstate %+v\nnaive %+v",
+		t.Fatalf("%+v tick %d, at %d after %v:\n got %+v\nwant %+v\nstate %+v\nnaive %+v",
 			p.naive.l.Policy, p.naive.l.tick, p.now, p.trail, got, want, p.state, p.naive.events)
 	}
 }
@@ -443,7 +442,7 @@ func TestOracleRandom(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		l := limits[r.IntN(len(limits))]
 		ops := opsFor(l)
-		p := pair{naive: naive{l: l}, now: 1000 * l.window, trail: fmt.Sprintf(" seed %d:", seed)}
+		p := pair{naive: naive{l: l}, now: 1000 * l.window}
 		for range 25 {
 			o := ops[r.IntN(len(ops))]
 			if r.IntN(2) == 0 {

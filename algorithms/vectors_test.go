@@ -1,17 +1,28 @@
 package algorithms
 
+// The numbers of SEMANTICS, in its milliseconds: waits are rounded up to them.
+
 import (
 	"testing"
 	"time"
 )
 
-// bench is a single counter driven by hand.
+// single is one counter, driven by hand.
 type single struct {
 	l     *Limit
 	state State
 }
 
+// scratch lets a test decide millions of times without allocating; decisions of one package's tests are not concurrent.
+var scratch struct {
+	counter  Counter
+	counters [1]*Counter
+	charges  [1]Charge
+	out      [1]Outcome
+}
+
 func newSingle(t testing.TB, p Policy) *single {
+	t.Helper()
 	l, err := Compile("z", p)
 	if err != nil {
 		t.Fatal(err)
@@ -19,47 +30,99 @@ func newSingle(t testing.TB, p Policy) *single {
 	return &single{l: l}
 }
 
-func (s *single) ask(now time.Duration, cost int64) Outcome {
-	c := Counter{State: s.state}
-	var out [1]Outcome
-	if Decide(now.Microseconds(), []Charge{{Key: "k", Limit: s.l, Cost: cost}}, []*Counter{&c}, out[:]) || c.Anchored {
-		s.state = c.State
+// decide applies one charge at a moment since the epoch, as a store does.
+func (s *single) decide(now time.Duration, c Charge) Outcome {
+	c.Key, c.Limit = "k", s.l
+	x := &scratch
+	x.counter, x.counters[0], x.charges[0] = Counter{State: s.state}, &x.counter, c
+	x.counter.Log = append([]Entry(nil), s.state.Log...)
+	if Decide(now.Microseconds(), x.charges[:], x.counters[:], x.out[:]) || x.counter.Anchored {
+		s.state = x.counter.State
 	}
-	return out[0]
+	return x.out[0]
+}
+
+func (s *single) ask(now time.Duration, cost int64) Outcome { return s.decide(now, Charge{Cost: cost}) }
+
+func (s *single) peek(now time.Duration, cost int64) Outcome {
+	return s.decide(now, Charge{Cost: cost, Peek: true})
 }
 
 func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-func TestSlidingWindowNumbers(t *testing.T) {
-	s := newSingle(t, Policy{Algorithm: SlidingWindow, Quota: 50, Window: ms(60000)})
-	s.state = State{T: ms(60000).Microseconds(), A: 18, B: 42}
-	for _, c := range []struct{ cost, retry int64 }{{1, 715}, {2, 2143}, {10, 13572}, {32, 45000}, {33, 48334}, {50, 105000}} {
-		got := s.ask(ms(75000), c.cost)
-		if got.OK || (got.Retry+ms(1)-1).Truncate(ms(1)) != ms(c.retry) || got.Remaining != 0 {
-			t.Errorf("cost %d: %+v want %d", c.cost, got, c.retry)
-		}
+// upMS is a wait in milliseconds, rounded up; never is -1.
+func upMS(d time.Duration) int64 {
+	if d == Never {
+		return never
 	}
-	if got := s.ask(ms(75000), 51); got.Retry != Never {
-		t.Error(got)
+	return (d + ms(1) - 1).Milliseconds()
+}
+
+const never, skip = -1, -2
+
+// vector: at a moment a cost is answered with what remains and the wait for it; full is the wait until
+// the whole capacity is there again.
+type vector struct{ at, cost, left, retry, full int64 }
+
+func (s *single) follow(t *testing.T, vectors []vector) {
+	t.Helper()
+	for i, v := range vectors {
+		o := s.ask(ms(v.at), v.cost)
+		if upMS(o.Retry) != v.retry || (v.left != skip && o.Remaining != v.left) {
+			t.Errorf("%d: at %d cost %d: remaining %d, retry %v; want %+v", i, v.at, v.cost, o.Remaining, o.Retry, v)
+		}
+		if full := s.peek(ms(v.at), s.l.Capacity).Retry; v.full != skip && upMS(full) != v.full {
+			t.Errorf("%d: at %d cost %d: full again in %v, want %d", i, v.at, v.cost, full, v.full)
+		}
 	}
 }
 
-func TestTokenBucketNumbers(t *testing.T) {
+func TestVectorsFixedWindow(t *testing.T) {
+	s := newSingle(t, Policy{Algorithm: FixedWindow, Quota: 5, Window: ms(60000)})
+	s.follow(t, []vector{
+		{59000, 1, 4, 0, 1000}, {59000, 1, 3, 0, 1000}, {59000, 1, 2, 0, 1000}, {59000, 1, 1, 0, 1000}, {59000, 1, 0, 0, 1000},
+		{59000, 1, 0, 1000, 1000}, {59999, 1, 0, 1, 1}, {60000, 1, 4, 0, 60000},
+	})
+}
+
+func TestVectorsSlidingLog(t *testing.T) {
+	s := newSingle(t, Policy{Algorithm: SlidingLog, Quota: 3, Window: ms(10000)})
+	s.follow(t, []vector{
+		{0, 1, 2, 0, 10000}, {1000, 1, 1, 0, 10000}, {4000, 1, 0, 0, 10000},
+		{5000, 1, 0, 5000, 9000}, {9999, 1, 0, 1, 4001}, {10000, 1, 0, 0, 10000}, {10000, 1, 0, 1000, 10000},
+		{10000, 2, 0, 4000, skip}, {10000, 4, 0, never, skip},
+	})
+}
+
+func TestVectorsSlidingWindow(t *testing.T) {
+	s := newSingle(t, Policy{Algorithm: SlidingWindow, Quota: 50, Window: ms(60000)})
+	s.follow(t, []vector{
+		{30000, 42, 8, 0, skip}, {75000, 18, 0, 0, 105000}, {75000, 1, 0, 715, skip}, {75714, 1, 0, 1, skip},
+		{75000, 2, 0, 2143, skip}, {75000, 10, 0, 13572, skip}, {75000, 32, 0, 45000, skip}, {75000, 33, 0, 48334, skip},
+		{75000, 50, 0, 105000, skip}, {75000, 51, 0, never, skip}, {75715, 1, 0, 0, skip},
+	})
+	s = newSingle(t, Policy{Algorithm: SlidingWindow, Quota: 10, Window: ms(60000)})
+	s.follow(t, []vector{
+		{30000, 10, 0, 0, 90000}, {30000, 1, 0, 36000, skip}, {30000, 5, 0, 60000, skip}, {30000, 10, 0, 90000, skip},
+	})
+}
+
+func TestVectorsTokenBucket(t *testing.T) {
 	s := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 3, Window: ms(1000), Burst: 3})
-	for i := 0; i < 3; i++ {
-		if !s.ask(0, 1).OK {
-			t.Fatal(i)
-		}
-	}
-	if got := s.ask(0, 1); got.OK || got.Retry != 333334*time.Microsecond {
-		t.Fatal(got)
-	}
-	for _, c := range []struct {
-		at int64
-		ok bool
-	}{{333, false}, {334, true}, {667, true}, {999, false}, {1000, true}} {
-		if got := s.ask(ms(c.at), 1); got.OK != c.ok {
-			t.Fatal(c, got)
-		}
-	}
+	s.follow(t, []vector{
+		{0, 1, 2, 0, 334}, {0, 1, 1, 0, 667}, {0, 1, 0, 0, 1000}, {0, 1, 0, 334, 1000}, {333, 1, 0, 1, skip},
+		{334, 1, 0, 0, skip}, {667, 1, 0, 0, skip}, {999, 1, 0, 1, skip}, {1000, 1, 0, 0, 1000},
+		{1000, 2, 0, 667, skip}, {1000, 3, 0, 1000, skip}, {1000, 4, 0, never, skip},
+	})
+	s = newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1, Window: ms(1000), Burst: 5})
+	s.follow(t, []vector{
+		{0, 6, 5, never, 0}, {0, 1, 4, 0, 1000}, {0, 1, 3, 0, 2000}, {0, 1, 2, 0, 3000}, {0, 1, 1, 0, 4000}, {0, 1, 0, 0, 5000},
+		{0, 1, 0, 1000, 5000}, {3000, 1, 2, 0, 3000}, {3100, 1, 1, 0, 3900}, {4000, 1, 1, 0, 4000}, {8000, 1, 4, 0, 1000},
+		{9500, 1, 4, 0, 1000}, {9500, 0, 4, 0, 1000}, {9500, 2, 2, 0, 3000}, {9500, 5, 2, 3000, 3000},
+	})
+}
+
+func TestVectorsLeakyBucket(t *testing.T) {
+	s := newSingle(t, Policy{Algorithm: LeakyBucket, Quota: 10, Window: ms(1000), Burst: 1})
+	s.follow(t, []vector{{0, 1, 0, 0, 100}, {0, 1, 0, 100, 100}, {99, 1, 0, 1, 1}, {100, 1, 0, 0, 100}})
 }
