@@ -67,6 +67,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err != nil || shared == nil {
 		return err
 	}
+	for _, warning := range shared.Warnings {
+		a.logger.Warn(warning)
+	}
 	events, err := ctx.App("events")
 	if err != nil {
 		return err
@@ -81,15 +84,6 @@ func (a *App) Provision(ctx caddy.Context) error {
 	}
 	a.redis, a.shared = store, shared
 	return nil
-}
-
-// uses reports whether the rule counts in the shared store.
-func (a *App) uses(r *caddyfile.Rule) (bool, error) {
-	if r.Store == caddyfile.StoreRedis && a.redis == nil {
-		return false, fmt.Errorf("zone %q (%s) has store redis, but no server is configured; "+
-			"add redis <address> to the global option rate_limit (JSON: apps.rate_limit.redis)", r.Zone, place(r))
-	}
-	return a.redis != nil && r.Store != caddyfile.StoreLocal, nil
 }
 
 // fleet is the number of instances that share the store: configured, or as last counted.
@@ -123,6 +117,9 @@ func (a *App) name(c *caddyfile.Config) {
 func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if err := r.Resolve(a.redis != nil); err != nil {
+		return nil, err
+	}
 	z := a.zones[r.Zone]
 	if z == nil {
 		z = &zone{first: r, counters: local.Open(r.Zone), shares: local.Open(shareZone(r.Zone))}

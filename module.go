@@ -28,6 +28,7 @@ import (
 func init() {
 	caddy.RegisterModule(new(Handler))
 	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
+	httpcaddyfile.RegisterGlobalOption("rate_limit", caddyfile.ParseGlobal)
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 }
 
@@ -101,10 +102,7 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 			return err
 		}
 		r := &rule{Rule: compiled, zone: zone, policy: policies}
-		if r.shared, err = app.uses(compiled); err != nil {
-			return err
-		}
-		if r.shared {
+		if r.shared = compiled.Store == caddyfile.StoreRedis; r.shared {
 			h.redis = app.redis
 		}
 		if !r.DryRun {

@@ -4,6 +4,7 @@ package sluice
 // watched, so that nobody can miss that it is down.
 
 import (
+	"errors"
 	"sync/atomic"
 	"time"
 
@@ -58,7 +59,13 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 				a.logger.Warn("shared store: " + text)
 			}
 		}
-		options.OnCall = func(took time.Duration, _ int, err error) { storeMetrics.Call(took) }
+		options.OnCall = func(took time.Duration, _ int, err error) {
+			storeMetrics.Call(took)
+			var failure *redisstore.Error
+			if errors.As(err, &failure) {
+				storeMetrics.Failure(string(failure.Kind))
+			}
+		}
 		var err error
 		if s.Store, err = redisstore.New(options); err != nil {
 			return nil, err

@@ -185,21 +185,6 @@ end
 
 local k -- the log kernel, once it is needed
 
--- read returns a counter of the constant-size kernels, or false as above. T0, A0 and B0 are what was committed.
-local function read(key, l)
-  local v = redis.pcall('GET', key)
-  local format, t, a, b = FORMAT, 0, 0, 0
-  if v then
-    if type(v) ~= 'string' or #v ~= 22 then return false end
-    format, t, a, b = unpack('>BI7I7I7', v)
-    if format ~= FORMAT then return false end
-  end
-  return {
-    key = key, limit = l, T = t, A = a, B = b, T0 = t, A0 = a, B0 = b,
-    now = 0, batch = 0, changed = false, dirty = false, idle = false, left = 0,
-  }
-end
-
 -- rescale converts a meter's level from one scale to another, rounded up.
 local function rescale(level, from, to)
   if from <= 0 then return level end
@@ -362,36 +347,11 @@ local function write(c)
   call('SET', c.key, pack('>BI7I7I7', FORMAT, c.T0, c.A0, c.B0), 'PX', ttl)
 end
 
--- limit reads the i-th limit. The log and the window send their ticks where the meter sends num.
-local function limit(i)
-  local algorithm, capacity, window, tick, num, den, ceiling = unpack('>Bi8i8i8i8i8i8', ARGV[1], i * 49 + 1)
-  if algorithm == LOG then k = k or log() end
-  return {
-    algorithm = algorithm, capacity = capacity, window = window, tick = tick,
-    num = num, den = den, ceiling = ceiling, ticks = num, most = (EXACT - EXACT % num) / num,
-  }
-end
-
 -- One batch, reused for the next: limit, counter, cost, mark, held and flags of its charges, and their waits.
 local L, C, cost, mark, held, flag, retry = {false}, {false}, {0}, {0}, {0}, {0}, {0}
 
--- asked is what charge i of n asks of its counter together with the other charges of the batch that would be
--- committed to it. A dry run (flag 4) counts the enforced charges, never the other way round.
-local function asked(i, n)
-  local total = cost[i]
-  if flag[i] >= 16 or total <= 0 then return total end
-  for j = 1, n do
-    local f = flag[j]
-    if j ~= i and C[j] == C[i] and f < 16 and cost[j] > 0 and not (f % 8 >= 4 and flag[i] % 8 < 4) then
-      total = total + cost[j]
-      if total > EXACT then total = EXACT end
-    end
-  end
-  return total
-end
-
-local limits, counters, order, reply = {}, {}, {false}, {''}
-local charges, pos, answered, batch, loaded = ARGV[2], 1, 0, 0, 0
+local limits, counters, reply = {false}, {}, {''}
+local charges, pos, answered, batch, last = ARGV[2], 1, 0, 0, nil
 
 while pos <= #charges do
   batch = batch + 1
@@ -405,17 +365,36 @@ while pos <= #charges do
       cost[n], mark[n], held[n] = 1, 0, 0
     end
     flag[n] = flags
-    local l, key = limits[index], KEYS[answered + n]
-    if not l then
-      l = limit(index)
-      limits[index] = l
+    local l, key = limits[index + 1], KEYS[answered + n]
+    if not l then -- the log and the window send their ticks where the meter sends num
+      local algorithm, capacity, window, tick, num, den, ceiling = unpack('>Bi8i8i8i8i8i8', ARGV[1], index * 49 + 1)
+      if algorithm == LOG then k = k or log() end
+      l = {
+        algorithm = algorithm, capacity = capacity, window = window, tick = tick,
+        num = num, den = den, ceiling = ceiling, ticks = num, most = (EXACT - EXACT % num) / num,
+      }
+      limits[index + 1] = l
     end
     local c = counters[key]
-    if c == nil then
-      if l.algorithm == LOG then c = k.read(key, l) else c = read(key, l) end
+    if c == nil then -- T0, A0 and B0 are what was committed
+      if l.algorithm == LOG then
+        c = k.read(key, l)
+      else
+        local v, format, t, a, b = redis.pcall('GET', key), FORMAT, 0, 0, 0
+        if v then
+          format = 0
+          if type(v) == 'string' and #v == 22 then format, t, a, b = unpack('>BI7I7I7', v) end
+        end
+        c = format == FORMAT and {
+          key = key, limit = l, T = t, A = a, B = b, T0 = t, A0 = a, B0 = b,
+          now = 0, left = 0, batch = 0, changed = false, dirty = false, idle = false, previous = false,
+        }
+      end
+      if c then
+        c.previous = last
+        last = c
+      end
       counters[key] = c
-      loaded = loaded + 1
-      order[loaded] = c
     end
     L[n], C[n] = l, c
     if not c then
@@ -435,7 +414,17 @@ while pos <= #charges do
       local w = 0
       if flag[i] % 16 < 8 then
         local a = cost[i]
-        if n > 1 then a = asked(i, n) end
+        if n > 1 and flag[i] < 16 and a > 0 then
+          -- Decided on the sum with the other charges of the batch that would be committed to the counter.
+          -- A dry run counts the enforced charges, never the other way round.
+          for j = 1, n do
+            local f = flag[j]
+            if j ~= i and C[j] == C[i] and f < 16 and cost[j] > 0 and not (f % 8 >= 4 and flag[i] % 8 < 4) then
+              a = a + cost[j]
+              if a > EXACT then a = EXACT end
+            end
+          end
+        end
         w = wait(C[i], L[i], a)
         if w ~= 0 then
           if held[i] > 0 then w = wait(C[i], L[i], a + held[i]) end
@@ -482,9 +471,9 @@ while pos <= #charges do
   answered = answered + n
 end
 
-for i = 1, loaded do
-  local c = order[i]
-  if c and c.dirty then write(c) end
+while last do
+  if last.dirty then write(last) end
+  last = last.previous
 end
 if answered == 1 then return reply[1] end
 return table.concat(reply)

@@ -15,6 +15,7 @@ type batch struct {
 	charges []algorithms.Charge
 	out     []algorithms.Outcome
 	digests []digest
+	forgets []uint64 // see refusals.forgets
 }
 
 var scratches = sync.Pool{New: func() any { return new([]byte) }}
@@ -26,6 +27,9 @@ func (b *batch) hash() {
 		var d digest
 		d, *scratch = b.store.names.sum(*scratch, b.store.names.clear(c.Limit.Space), c.Key)
 		b.digests = append(b.digests, d)
+		if b.store.refused != nil {
+			b.forgets = append(b.forgets, b.store.refused.forgets(d))
+		}
 	}
 	scratches.Put(scratch)
 }
@@ -76,7 +80,7 @@ func (b *batch) learn() {
 			if now.IsZero() {
 				now = time.Now()
 			}
-			b.store.refused.learn(b.digests[i], c, o, now)
+			b.store.refused.learn(b.digests[i], c, o, now, b.forgets[i])
 		}
 	}
 }

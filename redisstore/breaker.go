@@ -84,6 +84,8 @@ func (l *lane) probe() {
 		if err == nil {
 			break
 		}
+		// What is wrong may change while it is down: first nobody listens, then the data is loading.
+		l.open.Store(&Error{Kind: classify(err), Node: l.node, Open: true, Err: err})
 		l.pause = min(2*l.pause, lastProbe)
 		if l.store.cluster != nil {
 			l.store.cluster.refreshSoon()

@@ -90,7 +90,7 @@ var answers = []struct {
 	prefix string
 	kind   Kind
 }{
-	{"NOAUTH", KindNoAuth}, {"WRONGPASS", KindWrongPass}, {"NOPERM", KindNoPerm},
+	{"NOAUTH", KindNoAuth}, {"WRONGPASS", KindWrongPass}, {"NOPERM", KindNoPerm}, {"ERR The user executing the script can't", KindNoPerm},
 	{"ERR invalid password", KindWrongPass}, {"ERR AUTH", KindWrongPass}, {"ERR Client sent AUTH", KindWrongPass},
 	{"READONLY", KindReadOnly}, {"MASTERDOWN", KindReadOnly}, {"NOREPLICAS", KindNoReplicas},
 	{"OOM", KindOOM}, {"LOADING", KindLoading}, {"BUSY", KindBusy}, {"MISCONF", KindMisconf},

@@ -269,6 +269,9 @@ func (c *call) settle(ctx context.Context, l *lane) error {
 	}
 	if err != nil {
 		kind := classify(err)
+		if l.store.ctx.Err() != nil {
+			kind = KindClosed
+		}
 		l.store.count(kind)
 		c.err = &Error{Kind: kind, Node: l.node, Err: err}
 	}
@@ -319,11 +322,12 @@ func (l *lane) read(c *call, cmd *redis.Cmd) error {
 // again handles what is no outage: a server that does not know the script, slots that moved, and states
 // that pass by themselves. Nothing is repeated that may have been executed.
 func (l *lane) again(ctx context.Context, c *call, err error) error {
-	at, hops, pause := l, 0, time.Millisecond
+	at, asking, hops, pause := l, false, 0, time.Millisecond
 	for err != nil {
-		text, asking := false, false
+		text, wasAsking := false, asking
+		asking = false
 		if redis.HasErrorPrefix(err, "NOSCRIPT") {
-			text = true
+			text, asking = true, wasAsking
 		} else if addr, ok := redis.IsMovedError(err); ok && l.store.cluster != nil {
 			at = l.store.cluster.moved(c.parts[0].slot, addr, at)
 			hops++

@@ -356,7 +356,7 @@ var mutants = []struct{ old, new string }{
 	{"elseif mark == c.T - l.window then", "elseif mark == c.T + l.window then"},
 	{"math.max(0, c[which] - units)", "c[which] - units"},
 	{"if level > l.ceiling then level = l.ceiling end\n    c.A", "c.A"},
-	{"if flag[i] >= 16 or total <= 0", "if total <= 0"},
+	{"if n > 1 and flag[i] < 16 and a > 0", "if n > 1 and a > 0"},
 	{"and not (f % 8 >= 4 and flag[i] % 8 < 4)", ""},
 	{"if flag[i] % 16 < 8 then", "if true then"},
 	{"wait(C[i], L[i], a + held[i])", "wait(C[i], L[i], a)"},

@@ -8,12 +8,13 @@ package redisstore
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-const refusalShards = 16
+const refusalShards = 64
 
 type refusal struct {
 	params algorithms.Params
@@ -27,6 +28,8 @@ type refusals struct {
 	shards [refusalShards]struct {
 		sync.Mutex
 		keys map[digest]refusal
+		// forgets tells a refusal that was decided before a key was forgotten and arrives after it.
+		forgets atomic.Uint64
 	}
 }
 
@@ -69,14 +72,20 @@ func ceilMicro(d time.Duration) time.Duration {
 	return (d + time.Microsecond - 1).Truncate(time.Microsecond)
 }
 
-// learn remembers a refusal that arrived at the moment now.
-func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, now time.Time) {
+// forgets is to be read before Redis is asked, and handed to learn.
+func (r *refusals) forgets(d digest) uint64 { return r.shards[d[0]%refusalShards].forgets.Load() }
+
+// learn remembers a refusal that arrived at the moment now, unless the key may have been forgotten meanwhile.
+func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, now time.Time, forgets uint64) {
 	if o.OK || o.Remaining != 0 || o.Next == algorithms.Never || o.Retry == algorithms.Never {
 		return
 	}
 	shard := &r.shards[d[0]%refusalShards]
 	shard.Lock()
 	defer shard.Unlock()
+	if shard.forgets.Load() != forgets {
+		return
+	}
 	if _, known := shard.keys[d]; !known && len(shard.keys) >= r.size {
 		evict(shard.keys, now)
 	}
@@ -109,6 +118,7 @@ func (r *refusals) forget(d digest) bool {
 	shard := &r.shards[d[0]%refusalShards]
 	shard.Lock()
 	defer shard.Unlock()
+	shard.forgets.Add(1)
 	_, known := shard.keys[d]
 	delete(shard.keys, d)
 	return known
@@ -118,6 +128,7 @@ func (r *refusals) forget(d digest) bool {
 func (r *refusals) forgetAll() {
 	for i := range r.shards {
 		r.shards[i].Lock()
+		r.shards[i].forgets.Add(1)
 		clear(r.shards[i].keys)
 		r.shards[i].Unlock()
 	}

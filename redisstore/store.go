@@ -33,8 +33,8 @@ type Store struct {
 	background tasks
 	started    sync.Once
 
-	stateMu sync.Mutex
-	down    int // lanes that are down
+	stateMu sync.Mutex   // one change is told after the other
+	down    atomic.Int64 // lanes that are down
 
 	fleet
 	calls, dials, hits atomic.Int64
@@ -93,7 +93,8 @@ func (s *Store) Apply(ctx context.Context, charges []algorithms.Charge, out []al
 		return nil
 	}
 	var digests [8]digest
-	b := batch{store: s, charges: charges, out: out, digests: digests[:0]}
+	var forgets [8]uint64
+	b := batch{store: s, charges: charges, out: out, digests: digests[:0], forgets: forgets[:0]}
 	b.hash()
 	if s.refused != nil && b.knownRefused() {
 		s.hits.Add(1)
@@ -180,9 +181,7 @@ func (s *Store) Stats() Stats {
 		st.Errors[k] = n
 	}
 	s.errorsMu.Unlock()
-	s.stateMu.Lock()
-	st.Down = s.down
-	s.stateMu.Unlock()
+	st.Down = int(s.down.Load())
 	return st
 }
 
@@ -200,17 +199,12 @@ func (s *Store) observe(took time.Duration, batches int, err error) {
 }
 
 // Up reports whether all servers answer.
-func (s *Store) Up() bool {
-	s.stateMu.Lock()
-	defer s.stateMu.Unlock()
-	return s.down == 0
-}
+func (s *Store) Up() bool { return s.down.Load() == 0 }
 
 func (s *Store) laneDown(cause *Error) {
 	s.stateMu.Lock()
 	defer s.stateMu.Unlock()
-	s.down++
-	if s.down == 1 && s.options.OnState != nil {
+	if s.down.Add(1) == 1 && s.options.OnState != nil {
 		s.options.OnState(false, cause.Kind, cause)
 	}
 }
@@ -218,8 +212,7 @@ func (s *Store) laneDown(cause *Error) {
 func (s *Store) laneUp() {
 	s.stateMu.Lock()
 	defer s.stateMu.Unlock()
-	s.down--
-	if s.down == 0 && s.options.OnState != nil {
+	if s.down.Add(-1) == 0 && s.options.OnState != nil {
 		s.options.OnState(true, "", nil)
 	}
 }

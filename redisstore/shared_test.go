@@ -1,0 +1,298 @@
+package redisstore
+
+// What callers and instances share: calls, refusals, and the knowledge of each other.
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
+)
+
+// One call decides a request, whatever its zones; callers that come together share calls.
+func TestCallsAreShared(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	var charges []algorithms.Charge
+	for zones := 1; zones <= 8; zones++ {
+		charges = append(charges, algorithms.Charge{Key: "k", Limit: perHour(t, "z"+strconv.Itoa(zones), 1_000_000), Cost: 1})
+		if err := s.Apply(context.Background(), charges, make([]algorithms.Outcome, zones)); err != nil {
+			t.Fatal(err)
+		}
+		before := server.Calls("evalsha") + server.Calls("eval")
+		for range 10 {
+			if err := s.Apply(context.Background(), charges, make([]algorithms.Outcome, zones)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if calls := server.Calls("evalsha") + server.Calls("eval") - before; calls != 10 {
+			t.Errorf("%d zones: %d calls for 10 requests", zones, calls)
+		}
+	}
+	before := server.Calls("evalsha")
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for range 50 {
+				if err := s.Apply(context.Background(), charges[:1], make([]algorithms.Outcome, 1)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if calls := server.Calls("evalsha") - before; calls > 64*50/4 {
+		t.Errorf("%d calls for %d requests of 64 callers, want them shared", calls, 64*50)
+	}
+}
+
+func TestRefusedKeysNeedNoRedis(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	l := compile(t, "z", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: 1, Window: 700 * time.Millisecond})
+	wide := perHour(t, "wide", 1000)
+	charges := []algorithms.Charge{{Key: "k", Limit: wide, Cost: 1}, {Key: "k", Limit: l, Cost: 1}}
+	var out [2]algorithms.Outcome
+	apply := func() {
+		t.Helper()
+		if err := s.Apply(context.Background(), charges, out[:]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply()
+	before, last := server.Calls("evalsha"), time.Duration(1<<62)
+	for range 200 {
+		apply()
+		if out[1].OK || !out[0].OK || out[1].Retry > last || out[1].Retry <= 0 || out[1].Next != out[1].Retry || out[1].Remaining != 0 {
+			t.Fatalf("%+v after a wait of %v", out, last)
+		}
+		last = out[1].Retry
+		time.Sleep(time.Millisecond)
+	}
+	if out[0].Remaining != NotAsked {
+		t.Errorf("%+v, want the other zone not asked", out[0])
+	}
+	if calls := server.Calls("evalsha") - before; calls != 1 {
+		t.Errorf("%d calls for a client that hammers while refused, want 1", calls)
+	}
+	time.Sleep(last)
+	if apply(); !out[1].OK || out[0].Remaining != 998 {
+		t.Errorf("a client that waited was answered %+v", out)
+	}
+}
+
+// A remembered refusal answers only for the question that was asked.
+func TestRefusalsAnswerOnlyTheSame(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	ten, twelve := perHour(t, "z", 10), perHour(t, "z", 12)
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: ten, Cost: 9})
+	first := ask1(t, s, algorithms.Charge{Key: "k", Limit: ten, Cost: 1})
+	fresh := func(want bool, c algorithms.Charge) algorithms.Outcome {
+		t.Helper()
+		before := s.Stats().Hits
+		o := ask1(t, s, c)
+		if got := s.Stats().Hits == before; got != want {
+			t.Errorf("%+v: asked Redis %v, want %v", c, got, want)
+		}
+		return o
+	}
+	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 1})
+	fresh(false, algorithms.Charge{Key: "k", Limit: ten, Cost: 1})
+	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 2})
+	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 1, Peek: true})
+	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 1, Held: 1})
+	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 1, DryRun: true})
+	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 0})
+	fresh(true, algorithms.Charge{Key: "other", Limit: ten, Cost: 1})
+	// A raised limit has something left at once.
+	if o := fresh(true, algorithms.Charge{Key: "k", Limit: twelve, Cost: 1}); !o.OK || o.Remaining != 1 {
+		t.Errorf("raised: %+v", o)
+	}
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: twelve, Cost: 1})
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: ten, Cost: 1})
+	// A refund seen here is known here.
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: ten, Cost: -1, Mark: first.Mark})
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: twelve, Cost: 1})
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: twelve, Cost: 1})
+	// What never passes is not remembered, because nothing ends it.
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: ten, Cost: 11})
+	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 11})
+}
+
+func TestRefundOpensARefusedKey(t *testing.T) {
+	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}})
+	l := perHour(t, "z", 2)
+	took := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 2})
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: -1, Mark: took.Mark})
+	if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); !o.OK {
+		t.Errorf("%+v after a refund", o)
+	}
+}
+
+func TestRefusalsAreBounded(t *testing.T) {
+	r := newRefusals(64)
+	l := perHour(t, "z", 1)
+	now := time.Now()
+	c := algorithms.Charge{Limit: l, Cost: 1}
+	var d digest
+	for i := range 10_000 {
+		d = digest{byte(i), byte(i >> 8)}
+		r.learn(d, &c, algorithms.Outcome{Retry: time.Hour, Next: time.Hour}, now, 0)
+	}
+	held := 0
+	for i := range r.shards {
+		held += len(r.shards[i].keys)
+	}
+	if held > 64 {
+		t.Errorf("%d keys remembered, want at most 64", held)
+	}
+	if o, ok := r.answer(d, &c, now.Add(time.Minute)); !ok || o.Retry != 59*time.Minute {
+		t.Errorf("%+v %v", o, ok)
+	}
+	if _, ok := r.answer(d, &c, now.Add(time.Hour)); ok {
+		t.Error("still refused at the very moment that the client was told to come")
+	}
+	before := r.forgets(d)
+	r.forget(d)
+	r.learn(d, &c, algorithms.Outcome{Retry: time.Hour, Next: time.Hour}, now, before)
+	if _, ok := r.answer(d, &c, now); ok {
+		t.Error("a refusal from before the key was forgotten is remembered")
+	}
+}
+
+// What one instance makes available again, the others learn within an announcement.
+func TestFleet(t *testing.T) {
+	server := redistest.Start(t)
+	o := Options{Addrs: []string{server.Addr}, Prefix: "fleet", Announce: 50 * time.Millisecond}
+	a, b := open(t, o), open(t, o)
+	c, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.FleetSize() != 1 {
+		t.Errorf("%d before it is known", a.FleetSize())
+	}
+	for _, s := range []*Store{a, b, c} {
+		s.Start()
+	}
+	l := perHour(t, "z", 1)
+	ask1(t, c, algorithms.Charge{Key: "x", Limit: l, Cost: 1})
+	waitFor(t, "three instances", func() bool { return a.FleetSize() == 3 && b.FleetSize() == 3 })
+
+	k := algorithms.Charge{Key: "k", Limit: l, Cost: 1}
+	took := ask1(t, a, k)
+	known := func(s *Store) bool {
+		before := s.Stats().Hits
+		ask1(t, s, k)
+		return s.Stats().Hits > before
+	}
+	known(b)
+	if !known(b) {
+		t.Fatal("a refusal was not remembered")
+	}
+	if err := a.Forget(context.Background(), "k", l.Space); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "b to forget", func() bool { return ask1(t, b, k).OK })
+
+	took = ask1(t, a, algorithms.Charge{Key: "y", Limit: l, Cost: 1})
+	k.Key = "y"
+	known(b)
+	ask1(t, a, algorithms.Charge{Key: "y", Limit: l, Cost: -1, Mark: took.Mark})
+	waitFor(t, "b to hear of the refund", func() bool { return ask1(t, b, k).OK })
+
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	waitFor(t, "one to leave", func() bool { return a.FleetSize() == 2 })
+	server.Kill()
+	time.Sleep(100 * time.Millisecond)
+	if a.FleetSize() != 2 {
+		t.Errorf("%d, want what was last known", a.FleetSize())
+	}
+	for i := range 2 * maxForgotten {
+		a.forgotten(digest{byte(i), byte(i >> 8)})
+	}
+	if len(a.pending) > maxForgotten {
+		t.Errorf("%d pending", len(a.pending))
+	}
+}
+
+// Decisions on a long log read a few entries, not all.
+func TestLongLog(t *testing.T) {
+	server := redistest.Start(t)
+	clock := time.Now().UnixMicro()
+	s := open(t, Options{Addrs: []string{server.Addr}, RefusedKeys: -1, clock: func() int64 { return clock }})
+	const n = 20_000
+	l := compile(t, "z", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: n, Window: time.Hour})
+	charge := []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}
+	var out [1]algorithms.Outcome
+	for i := range n {
+		clock++
+		if err := s.Apply(context.Background(), charge, out[:]); err != nil || !out[0].OK {
+			t.Fatal(i, out, err)
+		}
+	}
+	reads := server.Calls("getrange")
+	for i := range 100 {
+		clock += int64(i)
+		charge[0].Cost = int64(1 + i*100)
+		if o := ask1(t, s, charge[0]); o.OK {
+			t.Fatalf("%+v", o)
+		}
+	}
+	if each := (server.Calls("getrange") - reads) / 100; each > 60 {
+		t.Errorf("%d reads for a refusal in a log of %d entries, want about 2·log n", each, n)
+	}
+	clock += time.Hour.Microseconds() - n/2
+	if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); !o.OK {
+		t.Errorf("%+v", o)
+	}
+	for k, left := range ttls(t, s) {
+		size, _ := server.Do("strlen", k).(int64)
+		if left <= time.Hour || size > 16*n {
+			t.Errorf("%s: %d bytes for %v", k, size, left)
+		}
+	}
+}
+
+// A caller that goes away, and more callers than may wait.
+func TestCallersGoAway(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 2 * time.Second})
+	l := perHour(t, "z", 1_000_000)
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	server.Stop()
+	kinds := map[Kind]int{}
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	for range maxWaiting + 200 {
+		wg.Go(func() {
+			err := s.Apply(ctx, []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+			mu.Lock()
+			kinds[kindOf(err)]++
+			mu.Unlock()
+		})
+	}
+	waitFor(t, "overload", func() bool { mu.Lock(); defer mu.Unlock(); return kinds[KindOverload] > 0 })
+	cancel()
+	waitFor(t, "callers to leave", func() bool { mu.Lock(); defer mu.Unlock(); return kinds[KindCanceled] > 3000 })
+	server.Continue()
+	wg.Wait()
+	// Those who left before they were sent were not counted.
+	o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	if used := 1_000_000 - o.Remaining; used > 2+3*maxCall {
+		t.Errorf("%d counted", used)
+	}
+	if kinds[KindTimeout] > 0 {
+		t.Error(fmt.Sprint(kinds))
+	}
+}

@@ -1,0 +1,434 @@
+package redisstore
+
+// A server that is stopped, killed, slow, full, read-only, locked or someone else's.
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
+)
+
+// offer sends requests at a steady rate until stop is closed, each from a goroutine of its own.
+func offer(s *Store, l *algorithms.Limit, every time.Duration, stop chan struct{}, done func(took time.Duration, err error)) *sync.WaitGroup {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		for {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			wg.Go(func() {
+				var out [1]algorithms.Outcome
+				start := time.Now()
+				err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, out[:])
+				done(time.Since(start), err)
+			})
+		}
+	})
+	return &wg
+}
+
+// A stopped process takes connections and never answers.
+func TestF39_F40_StoppedAndBack(t *testing.T) {
+	server, seen := redistest.Start(t), newChanges()
+	const timeout = 100 * time.Millisecond
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: timeout, OnState: seen.note})
+	l := perHour(t, "z", 1_000_000)
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+
+	before := runtime.NumGoroutine()
+	server.Stop()
+	var slowest, failed, slow atomic.Int64
+	stop := make(chan struct{})
+	wg := offer(s, l, time.Millisecond, stop, func(took time.Duration, err error) {
+		if err != nil {
+			failed.Add(1)
+		}
+		if took > timeout/2 {
+			slow.Add(1)
+		}
+		for old := slowest.Load(); int64(took) > old && !slowest.CompareAndSwap(old, int64(took)); old = slowest.Load() {
+		}
+	})
+	seen.wait(t, KindTimeout, 5*time.Second)
+	time.Sleep(timeout + 50*time.Millisecond) // those who came before still wait for their time
+	most := 0
+	for range 30 { // the breaker is open: nobody waits any more
+		time.Sleep(20 * time.Millisecond)
+		most = max(most, runtime.NumGoroutine())
+	}
+	slowOnes := slow.Load()
+	dials := s.Stats().Dials
+	time.Sleep(300 * time.Millisecond)
+	if more := slow.Load() - slowOnes; more > 5 {
+		t.Errorf("%d slow requests while the breaker was open", more)
+	}
+	if more := s.Stats().Dials - dials; more > 10 {
+		t.Errorf("%d dials in 300 ms, want only those of the probe", more)
+	}
+	if most > before+60 {
+		t.Errorf("%d goroutines, %d before", most, before)
+	}
+	server.Continue()
+	start := time.Now()
+	seen.wait(t, "", 2*time.Second)
+	t.Logf("back after %v; slowest %v; %d failed", time.Since(start), time.Duration(slowest.Load()), failed.Load())
+	close(stop)
+	wg.Wait()
+	if late := time.Duration(slowest.Load()) - timeout; late > 100*time.Millisecond { // a busy machine's slack
+		t.Errorf("a decision took %v, the timeout is %v", time.Duration(slowest.Load()), timeout)
+	}
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	if got := seen.list(); len(got) != 2 {
+		t.Errorf("changes %q, want one down and one up", got)
+	}
+}
+
+func TestF40_KilledAndBack(t *testing.T) {
+	server, seen := redistest.Start(t), newChanges()
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 100 * time.Millisecond, OnState: seen.note})
+	l := perHour(t, "z", 1_000_000)
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	stop := make(chan struct{})
+	wg := offer(s, l, time.Millisecond, stop, func(time.Duration, error) {})
+	server.Kill()
+	if k := <-seen.ch; k != KindRefused && k != KindReset {
+		t.Errorf("down by %q", k)
+	}
+	time.Sleep(700 * time.Millisecond)
+	dials := s.Stats().Dials
+	server.Restart()
+	seen.wait(t, "", 2*time.Second)
+	time.Sleep(100 * time.Millisecond)
+	if more := s.Stats().Dials - dials; more > 12 {
+		t.Errorf("%d dials on the way back, want a few", more)
+	}
+	close(stop)
+	wg.Wait()
+	if got := seen.list(); len(got) != 2 {
+		t.Errorf("changes %q, want one down and one up", got)
+	}
+}
+
+// While a primary is a replica it answers READONLY; that is waited out, not an outage.
+func TestF41_ReadOnlyIsWaitedOut(t *testing.T) {
+	server, seen := redistest.Start(t), newChanges()
+	s := open(t, Options{Addrs: []string{server.Addr}, OnState: seen.note})
+	l := perHour(t, "z", 10)
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	server.Do("replicaof", "127.0.0.1", redistest.FreePort(t))
+	go func() {
+		time.Sleep(50 * time.Millisecond)
+		server.Do("replicaof", "no", "one")
+	}()
+	if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); o.Remaining != 8 {
+		t.Errorf("%+v", o)
+	}
+	if len(seen.list()) != 0 {
+		t.Errorf("changes %q", seen.list())
+	}
+	server.Do("replicaof", "127.0.0.1", redistest.FreePort(t))
+	short := open(t, Options{Addrs: []string{server.Addr}, Timeout: 50 * time.Millisecond, OnState: seen.note})
+	for range 3 {
+		_ = short.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+	}
+	if k := <-seen.ch; k != KindReadOnly {
+		t.Errorf("down by %q, want %q", k, KindReadOnly)
+	}
+	server.Do("replicaof", "no", "one")
+	seen.wait(t, "", 2*time.Second)
+}
+
+func TestF41_SentinelFailover(t *testing.T) {
+	master := redistest.Start(t)
+	replica := redistest.Start(t, "--replicaof", "127.0.0.1 "+master.Port)
+	watcher := redistest.StartSentinel(t, "limits", master)
+	s := open(t, Options{Addrs: []string{watcher.Addr}, Mode: Sentinel, MasterName: "limits", Timeout: time.Second})
+	l := perHour(t, "z", 100)
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	waitFor(t, "the sentinel to know the replica", func() bool {
+		known, _ := watcher.Do("sentinel", "replicas", "limits").([]any)
+		return len(known) == 1
+	})
+	waitFor(t, "the replica to have the counter", func() bool { return replica.Do("dbsize") != int64(0) })
+	master.Kill()
+	waitFor(t, "a decision by the new master", func() bool {
+		var out [1]algorithms.Outcome
+		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, out[:])
+		return err == nil && out[0].Remaining == 98
+	})
+}
+
+func waitFor(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// certificate makes a self-signed one for a name and returns the files and a pool that trusts it.
+func certificate(t *testing.T, name string) (cert, key string, pool *x509.CertPool) {
+	t.Helper()
+	priv, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, DNSNames: []string{name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 2)},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &priv.PublicKey, priv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	private, err := x509.MarshalPKCS8PrivateKey(priv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
+	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: private}} {
+		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	parsed, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool = x509.NewCertPool()
+	pool.AddCert(parsed)
+	return cert, key, pool
+}
+
+func TestF44_TLSAndPassword(t *testing.T) {
+	cert, key, pool := certificate(t, "redis.example")
+	good := &tls.Config{RootCAs: pool, ServerName: "redis.example"}
+	server := redistest.StartWith(t, redis.Options{Password: "secret", TLSConfig: good},
+		"--port", "0", "--tls-port", "{port}", "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no", "--requirepass", "secret")
+	l := perHour(t, "z", 10)
+	s := open(t, Options{Addrs: []string{server.Addr}, Password: "secret", TLS: good})
+	if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); o.Remaining != 9 {
+		t.Errorf("%+v", o)
+	}
+	for _, c := range []struct {
+		name string
+		o    Options
+		want Kind
+	}{
+		{"wrong name", Options{Password: "secret", TLS: &tls.Config{RootCAs: pool, ServerName: "other.example"}}, KindTLS},
+		{"name from the address", Options{Password: "secret", TLS: &tls.Config{RootCAs: pool}}, KindTLS},
+		{"unknown authority", Options{Password: "secret", TLS: &tls.Config{ServerName: "redis.example"}}, KindTLS},
+		{"wrong password", Options{Password: "guess", TLS: good}, KindWrongPass},
+		{"no password", Options{TLS: good}, KindNoAuth},
+		{"db out of range", Options{Password: "secret", TLS: good, DB: 99}, KindDB},
+		{"no TLS", Options{Password: "secret"}, KindReset},
+	} {
+		seen := newChanges()
+		c.o.Addrs, c.o.OnState, c.o.Timeout = []string{server.Addr}, seen.note, time.Second
+		s := open(t, c.o)
+		for range 3 {
+			_ = s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+		}
+		select {
+		case got := <-seen.ch:
+			if got != c.want {
+				t.Errorf("%s: %q, want %q", c.name, got, c.want)
+			}
+		case <-time.After(5 * time.Second):
+			t.Errorf("%s: no change of state", c.name)
+		}
+	}
+}
+
+func TestUserAndSocketAndURL(t *testing.T) {
+	server := redistest.Start(t)
+	server.Do("acl", "setuser", "sluice", "on", ">word", "~limits:*", "+@all", "-@dangerous", "-@admin")
+	server.Do("acl", "setuser", "reader", "on", ">word", "~limits:*", "+@read", "+evalsha", "+eval", "+time")
+	l := perHour(t, "z", 10)
+	for i, o := range []Options{
+		{Addrs: []string{server.Addr}, Username: "sluice", Password: "word"},
+		{Addrs: []string{"redis://sluice:word@" + server.Addr + "/3"}},
+		{Addrs: []string{server.Socket}, Username: "sluice", Password: "word", DB: 4},
+		{Addrs: []string{"unix://sluice:word@" + server.Socket + "?db=5"}},
+	} {
+		o.Prefix = "limits"
+		if out := ask1(t, open(t, o), algorithms.Charge{Key: "k", Limit: l, Cost: 1}); out.Remaining != 9 {
+			t.Errorf("%d: %+v", i, out)
+		}
+	}
+	s := open(t, Options{Addrs: []string{server.Addr}, Username: "reader", Password: "word", Prefix: "limits"})
+	if err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1)); kindOf(err) != KindNoPerm {
+		t.Errorf("%v, want %q", err, KindNoPerm)
+	}
+}
+
+func TestFullServer(t *testing.T) {
+	server, seen := redistest.Start(t), newChanges()
+	s := open(t, Options{Addrs: []string{server.Addr}, OnState: seen.note})
+	l := perHour(t, "z", 100)
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	server.Do("config", "set", "maxmemory", "1")
+	for range 3 {
+		_ = s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+	}
+	seen.wait(t, KindOOM, 2*time.Second)
+	time.Sleep(200 * time.Millisecond) // probes write, so they see it too
+	if got := seen.list(); len(got) != 1 {
+		t.Errorf("changes %q, want one", got)
+	}
+	server.Do("config", "set", "maxmemory", "0")
+	seen.wait(t, "", 2*time.Second)
+	if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); o.Remaining != 98 {
+		t.Errorf("%+v: a refused write was counted", o)
+	}
+}
+
+// Slow: answers come too late. The timeout holds, and Redis's return is seen.
+func TestSlowServer(t *testing.T) {
+	server, seen := redistest.Start(t, "--enable-debug-command", "local"), newChanges()
+	const timeout = 100 * time.Millisecond
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: timeout, OnState: seen.note})
+	l := perHour(t, "z", 1_000_000)
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	slow := server.Client()
+	defer slow.Close()
+	slept := make(chan error, 1)
+	go func() { slept <- slow.Do(context.Background(), "debug", "sleep", 1).Err() }()
+	late, timeouts := time.Duration(0), 0
+	for start := time.Now(); time.Since(start) < 700*time.Millisecond; {
+		asked := time.Now()
+		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+		late = max(late, time.Since(asked)-timeout)
+		if kindOf(err) == KindTimeout {
+			timeouts++
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if late > 60*time.Millisecond || timeouts == 0 { // a busy machine's slack
+		t.Errorf("%v later than the timeout, %d timeouts", late, timeouts)
+	}
+	if err := <-slept; err != nil {
+		t.Fatal(err)
+	}
+	seen.wait(t, KindTimeout, time.Second)
+	seen.wait(t, "", 2*time.Second)
+}
+
+// A counter that a later version has written is neither read wrongly nor overwritten, and is no outage.
+func TestUnknownFormat(t *testing.T) {
+	server, seen := redistest.Start(t), newChanges()
+	s := open(t, Options{Addrs: []string{server.Addr}, OnState: seen.note, RefusedKeys: -1})
+	for _, a := range []algorithms.Algorithm{algorithms.SlidingLog, algorithms.FixedWindow} {
+		l := compile(t, "z", algorithms.Policy{Algorithm: a, Quota: 5, Window: time.Hour})
+		readable := s.names.clear(l.Space)
+		d, _ := s.names.sum(nil, readable, "k")
+		name := string(s.names.append(nil, readable, d))
+		for _, foreign := range []string{"\x02 a later version, which may be longer or shorter", "\x02", "\x02234567890123456789012"} {
+			server.Do("set", name, foreign)
+			for range 4 {
+				err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+				if kindOf(err) != KindFormat {
+					t.Errorf("%v: %v, want %q", a, err, KindFormat)
+				}
+			}
+			if got := server.Do("get", name); got != foreign {
+				t.Errorf("%v: overwritten by %q", a, got)
+			}
+		}
+		server.Do("del", name)
+		server.Do("rpush", name, "someone else's")
+		if err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1)); kindOf(err) != KindFormat {
+			t.Errorf("%v: %v, want %q", a, err, KindFormat)
+		}
+		ask1(t, s, algorithms.Charge{Key: "other", Limit: l, Cost: 1})
+	}
+	if len(seen.list()) != 0 {
+		t.Errorf("changes %q", seen.list())
+	}
+}
+
+func TestClusterWithoutClusterMode(t *testing.T) {
+	nodes := redistest.StartCluster(t, 2)
+	seen := newChanges()
+	s := open(t, Options{Addrs: []string{nodes[0].Addr}, OnState: seen.note})
+	a, b := perHour(t, "a", 1), perHour(t, "b", 1)
+	for range 3 {
+		_ = s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: a, Cost: 1}, {Key: "k", Limit: b, Cost: 1}}, make([]algorithms.Outcome, 2))
+	}
+	seen.wait(t, KindCrossSlot, time.Second)
+}
+
+// A server that reads its data from disk answers LOADING; that is waited out, and named when it lasts.
+func TestLoadingIsWaitedOut(t *testing.T) {
+	server := redistest.Start(t, "--enable-debug-command", "local", "--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no")
+	l := perHour(t, "z", 10)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	server.Do("debug", "populate", 700, "x", 200)
+	server.Do("save")
+	server.Kill()
+	server.Launch()
+	seen := newChanges()
+	short := open(t, Options{Addrs: []string{server.Addr}, Timeout: 30 * time.Millisecond, OnState: seen.note, Prefix: s.options.Prefix})
+	loading := false
+	waitFor(t, "a LOADING answer", func() bool {
+		err := short.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 0}}, make([]algorithms.Outcome, 1))
+		loading = kindOf(err) == KindLoading
+		return loading || err == nil
+	})
+	if !loading {
+		t.Error("the server was never seen loading")
+	}
+	if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); o.Remaining != 8 {
+		t.Errorf("%+v", o)
+	}
+}
+
+type reply string
+
+func (r reply) Error() string { return string(r) }
+func (r reply) RedisError()   {}
+
+func TestKinds(t *testing.T) {
+	for text, want := range map[string]Kind{
+		"NOAUTH Authentication required.": KindNoAuth, "WRONGPASS invalid username-password pair or user is disabled.": KindWrongPass,
+		"READONLY You can't write against a read only replica.": KindReadOnly, "OOM command not allowed when used memory > 'maxmemory'.": KindOOM,
+		"ERR Error running script (call to f_1): @user_script:4: -OOM command not allowed when used memory > 'maxmemory'.": KindOOM,
+		"LOADING Redis is loading the dataset in memory":                                                                   KindLoading, "BUSY Redis is busy running a script.": KindBusy,
+		"CROSSSLOT Keys in request don't hash to the same slot": KindCrossSlot, "CLUSTERDOWN Hash slot not served": KindClusterDown,
+		"NOREPLICAS Not enough good replicas to write.": KindNoReplicas, "MISCONF Redis is configured to save RDB snapshots": KindMisconf,
+		"MASTERDOWN Link with MASTER is down": KindReadOnly, "ERR max number of clients reached": KindMaxClients,
+		"ERR invalid password": KindWrongPass, "ERR DB index is out of range": KindDB, "ERR unknown command": KindOther,
+	} {
+		if got := classify(reply(text)); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
