@@ -77,7 +77,8 @@ func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
 		if a.batch != &q.shared {
 			continue
 		}
-		a.rule.metrics.CountFallback(a.rule.OnStoreError.String())
+		a.metrics = a.rule.standIn
+		a.metrics.CountFallback(a.rule.OnStoreError.String())
 		switch a.rule.OnStoreError {
 		case caddyfile.OnStoreErrorDeny:
 			a.denied = !a.rule.DryRun

@@ -17,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -56,6 +57,7 @@ type rule struct {
 	zone    *zone
 	shared  bool // counts in the shared store
 	metrics *telemetry.Zone
+	standIn *telemetry.Zone // counts what happens while the shared store is down
 	policy  int         // index in the handler's fields of the first limit's policy
 	badCost atomic.Bool // a cost that is no number was logged
 	// ahead is what rules of later handlers were seen to take from the same counter on the same request. Only requests
@@ -112,7 +114,7 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 		if h.settings.DisableMetrics {
 			continue
 		}
-		if r.metrics, err = telemetry.Open(ctx.GetMetricsRegistry(), r.source()); err != nil {
+		if err := r.openMetrics(ctx.GetMetricsRegistry()); err != nil {
 			return fmt.Errorf("registering metrics of zone %s: %w", r.Zone, err)
 		}
 	}
@@ -120,16 +122,23 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 	return nil
 }
 
-// source describes the rule's zone to the metrics.
-func (r *rule) source() telemetry.Source {
-	store := "local"
-	if r.shared {
-		store = "redis"
-	}
-	return telemetry.Source{
-		Zone: r.Zone, Store: store, Limits: r.Limits, IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
+// openMetrics begins to count the rule's decisions by the store that makes them.
+func (r *rule) openMetrics(registry *prometheus.Registry) (err error) {
+	source := telemetry.Source{
+		Zone: r.Zone, Store: "local", Limits: r.Limits, IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
 		Keys: r.zone.counters.Keys, Evictions: r.zone.counters.Evictions,
 	}
+	if r.shared {
+		if r.OnStoreError != caddyfile.OnStoreErrorLocal {
+			source.Store = "none"
+		}
+		if r.standIn, err = telemetry.Open(registry, source); err != nil {
+			return err
+		}
+		source.Store = "redis"
+	}
+	r.metrics, err = telemetry.Open(registry, source)
+	return err
 }
 
 // describe prepares what clients are told of the rules that are enforced, by the limits that hold for each.
@@ -150,6 +159,7 @@ func (h *Handler) describe(limits func(*rule) []*algorithms.Limit) *fields.Set {
 func (h *Handler) Cleanup() error {
 	for _, r := range h.rules {
 		r.metrics.Close()
+		r.standIn.Close()
 	}
 	return nil
 }
@@ -263,13 +273,13 @@ func (h *Handler) count(q *question, took time.Duration) {
 		refused = refused || a.denied
 		switch {
 		case !a.rule.DryRun && !refused:
-			a.rule.metrics.Count(telemetry.Passed, took)
+			a.metrics.Count(telemetry.Passed, took)
 		case !a.rule.DryRun:
-			a.rule.metrics.Count(telemetry.Refused, took)
+			a.metrics.Count(telemetry.Refused, took)
 		case !refused:
-			a.rule.metrics.Count(telemetry.PassedDryRun, took)
+			a.metrics.Count(telemetry.PassedDryRun, took)
 		default:
-			a.rule.metrics.Count(telemetry.RefusedDryRun, took)
+			a.metrics.Count(telemetry.RefusedDryRun, took)
 			h.report(q, a, a.outcome(limit).Retry)
 		}
 	}

@@ -38,9 +38,10 @@ type batch struct {
 
 // asked is a rule that applies, and where its limits' charges are.
 type asked struct {
-	rule  *rule
-	batch *batch
-	first int
+	rule    *rule
+	metrics *telemetry.Zone
+	batch   *batch
+	first   int
 	// denied: the shared store failed, and the rule refuses what it cannot count.
 	denied bool
 }
@@ -111,7 +112,7 @@ func (q *question) charge(r *rule, key string, cost int64) {
 	if r.shared {
 		b = &q.shared
 	}
-	q.asked = append(q.asked, asked{rule: r, batch: b, first: len(b.charges)})
+	q.asked = append(q.asked, asked{rule: r, metrics: r.metrics, batch: b, first: len(b.charges)})
 	for i, limit := range r.Limits {
 		b.add(algorithms.Charge{
 			Key: key, Limit: limit, Cost: cost, DryRun: r.DryRun, Held: q.record.held(r, i, key, cost) + r.ahead.Load(),
