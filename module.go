@@ -58,8 +58,8 @@ type rule struct {
 	shared  bool // counts in the shared store
 	metrics *telemetry.Zone
 	standIn *telemetry.Zone // counts what happens while the shared store is down
-	policy  int         // index in the handler's fields of the first limit's policy
-	badCost atomic.Bool // a cost that is no number was logged
+	policy  int             // index in the handler's fields of the first limit's policy
+	badCost atomic.Bool     // a cost that is no number was logged
 	// ahead is what rules of later handlers were seen to take from the same counter on the same request. Only requests
 	// tell, since which handlers a request meets depends on routes. A refused request never gets to those
 	// handlers, and must yet be told a wait that is long enough for them too.
