@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
@@ -73,11 +75,16 @@ func newServer(t testing.TB) *server {
 // load replaces the running config, like a reload.
 func (s *server) load(config string) error {
 	s.t.Helper()
-	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(config), map[string]any{"filename": "Caddyfile"})
+	adapted, err := adapt(config)
 	if err != nil {
 		return err
 	}
 	return s.loadJSON(adapted)
+}
+
+func adapt(config string) ([]byte, error) {
+	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(config), map[string]any{"filename": "Caddyfile"})
+	return adapted, err
 }
 
 // mustLoad is load for configs that are right.
@@ -88,8 +95,18 @@ func (s *server) mustLoad(config string) {
 	}
 }
 
-// loadJSON changes of a config only what keeps it within this process: ports, files, the log and certificates.
+// loadJSON is load for JSON.
 func (s *server) loadJSON(config []byte) error {
+	s.t.Helper()
+	if err := s.swap(config); err != nil {
+		return err
+	}
+	s.settle()
+	return nil
+}
+
+// swap loads a config, of which it changes only what keeps it within this process: ports, files, the log and certificates.
+func (s *server) swap(config []byte) error {
 	s.t.Helper()
 	var c map[string]any
 	if err := json.Unmarshal(config, &c); err != nil {
@@ -119,6 +136,29 @@ func (s *server) loadJSON(config []byte) error {
 		return err
 	}
 	return caddy.Load(patched, true)
+}
+
+// settle waits until the listeners of the old config are closed. Caddy does that in the background, and what connects
+// meanwhile may be answered by the old config, or lost.
+func (s *server) settle() {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range 5000 {
+		sockets, err := os.ReadFile("/proc/net/tcp")
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		old := false
+		for _, port := range s.ports {
+			old = old || bytes.Count(sockets, fmt.Appendf(nil, ":%04X 00000000:0000 0A", port)) > 1
+		}
+		if !old {
+			s.client.CloseIdleConnections()
+			return
+		}
+		<-tick.C
+	}
+	s.t.Fatal("the old listeners are not closed")
 }
 
 // object returns the object at the path, and makes it.
@@ -373,10 +413,12 @@ func events() []caddy.Event {
 	return events
 }
 
-// Modules that configs of these tests name: a log that can be read, a subscriber, and an app that fails on demand.
+// Modules that configs of these tests name: a log that can be read, a subscriber, an
+// application that counts, and an app that fails on demand.
 type (
 	logWriter  struct{}
 	subscriber struct{}
+	reached    struct{}
 	failingApp struct {
 		Provisioning bool `json:"provisioning,omitempty"`
 		Starting     bool `json:"starting,omitempty"`
@@ -387,6 +429,22 @@ func init() {
 	caddy.RegisterModule(logWriter{})
 	caddy.RegisterModule(new(subscriber))
 	caddy.RegisterModule(new(failingApp))
+	caddy.RegisterModule(new(reached))
+	httpcaddyfile.RegisterHandlerDirective("reached", func(httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		return new(reached), nil
+	})
+}
+
+// reachedCount is how many requests came to a handler `reached`, which stands for an application.
+var reachedCount atomic.Int64
+
+func (*reached) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.reached", New: func() caddy.Module { return new(reached) }}
+}
+
+func (*reached) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	reachedCount.Add(1)
+	return next.ServeHTTP(w, r)
 }
 
 func (logWriter) CaddyModule() caddy.ModuleInfo {

@@ -198,7 +198,8 @@ func (rec *record) held(r *rule, limit int, key string, cost int64) (units int64
 	return units
 }
 
-// placeholder serves {http.rate_limit.…}.
+// placeholder serves {http.rate_limit.…}. What has no value is empty and not unknown: header_up sends the unknown as it is
+// written, braces included.
 func (rec *record) placeholder(name string) (any, bool) {
 	name, ok := strings.CutPrefix(name, "http.rate_limit.")
 	if !ok {
@@ -206,7 +207,7 @@ func (rec *record) placeholder(name string) (any, bool) {
 	}
 	dot := strings.LastIndexByte(name, '.')
 	if dot < 0 {
-		return nil, false
+		return "", true
 	}
 	zone, what := name[:dot], name[dot+1:]
 	if zone == "exceeded" && rec.refusal.zone != "" {
@@ -215,9 +216,9 @@ func (rec *record) placeholder(name string) (any, bool) {
 		}
 	}
 	if a := rec.tightest(zone); a != nil {
-		return a.placeholder(what)
+		return a.placeholder(what), true
 	}
-	return nil, false
+	return "", true
 }
 
 func (f *refusal) placeholder(what string) (any, bool) {
@@ -249,21 +250,21 @@ func (a *answer) tighter(b *answer) bool {
 	return fields.Tighter(a.rule.Limits[a.limit].Capacity, &a.outcome, b.rule.Limits[b.limit].Capacity, &b.outcome)
 }
 
-func (a *answer) placeholder(what string) (any, bool) {
+func (a *answer) placeholder(what string) any {
 	switch what {
 	case "limit":
-		return a.rule.Limits[a.limit].Capacity, true
+		return a.rule.Limits[a.limit].Capacity
 	case "remaining":
-		return a.outcome.Remaining, true
+		return a.outcome.Remaining
 	case "reset":
 		if a.outcome.Next == algorithms.Never {
-			return 0, true
+			return 0
 		}
-		return fields.RetryAfter(a.outcome.Next), true
+		return fields.RetryAfter(a.outcome.Next)
 	case "status":
-		return a.result().String(), true
+		return a.result().String()
 	}
-	return nil, false
+	return ""
 }
 
 func (a *answer) result() telemetry.Result {
