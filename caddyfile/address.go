@@ -139,7 +139,7 @@ func parseURL(text string) (*address, error) {
 // harmless is an address without what may be secret: the user and password, and whatever may be a part of them.
 func harmless(text string) string {
 	scheme, rest, isURL := strings.Cut(text, "://")
-	if isURL {
+	if isURL = isURL && schemeName.MatchString(scheme); isURL {
 		scheme += "://"
 	} else {
 		scheme, rest = "", text
@@ -148,14 +148,18 @@ func harmless(text string) string {
 	if end := strings.IndexAny(rest, "?#"); end >= 0 {
 		shown = rest[:end]
 	}
-	switch at := strings.LastIndexByte(shown, '@'); {
+	at := strings.LastIndexByte(shown, '@')
+	switch {
+	case strings.Contains(rest[len(shown):], "@"), isURL && at < 0 && !plainURL.MatchString(shown):
+		return scheme + "***"
 	case at >= 0:
 		return scheme + "***" + shown[at:]
-	case strings.Contains(rest, "@"), isURL && !plainURL.MatchString(shown):
-		return scheme + "***"
 	}
 	return scheme + shown
 }
 
-// plainURL is what follows the scheme when there is no password in it: redis://:secret, which lacks @host, is not plain.
-var plainURL = regexp.MustCompile(`^([\pL\pN_.{}-]*|\[[0-9A-Fa-f:.]*\])(:[0-9]*)?(/.*)?$`)
+var (
+	schemeName = regexp.MustCompile(`^[a-z]+$`)
+	// plainURL is what follows the scheme when there is no password in it: redis://:secret, which lacks @host, is not plain.
+	plainURL = regexp.MustCompile(`^([\pL\pN_.{}-]*|\[[0-9A-Fa-f:.]*\])(:[0-9]*)?(/.*)?$`)
+)

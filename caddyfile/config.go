@@ -239,7 +239,14 @@ func (t *Texts) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// typeError is the error to which encoding/json adds the path.
+// typeError is the error to which encoding/json adds the path. It does not show what is in objects and lists, since that
+// may be a password.
 func typeError(value []byte, want string, into any) error {
+	switch value = bytes.TrimSpace(value); value[0] {
+	case '{':
+		value = []byte("object")
+	case '[':
+		value = []byte("list")
+	}
 	return &json.UnmarshalTypeError{Value: fmt.Sprintf("%s (want %s)", value, want), Type: reflect.TypeOf(into)}
 }

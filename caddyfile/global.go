@@ -148,7 +148,7 @@ func (p *parser) global(g *Global) error {
 		return p.d.Err("text after the block of rate_limit; want it on lines of its own")
 	}
 	if len(p.written) == 1 {
-		return p.d.Err("nothing in the block of rate_limit; want redis <address>")
+		return errorAt(p.written[spot{index: -1}], errors.New("rate_limit has nothing in its block; want redis <address>"))
 	}
 	if _, err := g.compile(nil); err != nil {
 		return p.locate(err)
@@ -167,6 +167,7 @@ func (p *parser) redisOption(g *Global) error {
 	}
 	r := &Redis{}
 	g.Redis = r
+	p.note("", "redis.addresses", -1)
 	for p.d.NextArg() {
 		p.note("", "redis.addresses", len(r.Addresses))
 		r.Addresses = append(r.Addresses, p.d.Val())

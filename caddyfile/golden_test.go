@@ -18,6 +18,8 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/caddyauth"
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/map"
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/caddy-sluice/sluice/redisstore"
 )
 
 var update = flag.Bool("update", false, "write the goldens as they are now")
@@ -143,6 +145,11 @@ func loadGlobal(raw json.RawMessage) string {
 		return "no shared store\n"
 	}
 	o := s.Options
+	store, err := redisstore.New(o)
+	if err != nil {
+		return "the store refuses what is taken here: " + err.Error() + "\n"
+	}
+	defer store.Close()
 	encrypted := "no"
 	if o.TLS != nil {
 		encrypted = fmt.Sprintf("name %q, unchecked %t", o.TLS.ServerName, o.TLS.InsecureSkipVerify)

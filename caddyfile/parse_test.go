@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 )
 
 // FuzzParse: no directive panics; what is refused names a line; what is taken survives the way through JSON.
@@ -49,6 +50,43 @@ func FuzzParse(f *testing.F) {
 		second, err2 := compile(&again, none)
 		if (err == nil) != (err2 == nil) || err == nil && describe(first) != describe(second) {
 			t.Errorf("%s\nbecame %v, %v", raw, err, err2)
+		}
+	})
+}
+
+// FuzzGlobal is FuzzParse for the global option.
+func FuzzGlobal(f *testing.F) {
+	files, _ := filepath.Glob("../testdata/caddyfile/*/*.txt")
+	for _, file := range files {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			f.Fatal(err)
+		}
+		if option, _, ok := strings.Cut(strings.TrimPrefix(string(content), "{\n"), "\n}\n\n"); ok && strings.HasPrefix(option, "\trate_limit") {
+			f.Add(option)
+		}
+	}
+	f.Fuzz(func(t *testing.T, input string) {
+		tokens, err := caddyfile.Tokenize([]byte(input), "Caddyfile")
+		if err != nil || len(tokens) == 0 {
+			return
+		}
+		value, err := ParseGlobal(caddyfile.NewDispenser(tokens), nil)
+		if err != nil {
+			if !strings.Contains(err.Error(), "Caddyfile:") {
+				t.Errorf("no line in %q", err)
+			}
+			return
+		}
+		var g Global
+		if err := caddy.StrictUnmarshalJSON(value.(httpcaddyfile.App).Value, &g); err != nil {
+			t.Fatalf("%s: %v", value.(httpcaddyfile.App).Value, err)
+		}
+		if g.Redis == nil {
+			t.Errorf("nothing in %s", value.(httpcaddyfile.App).Value)
+		}
+		if _, err := g.compile(nil); err != nil {
+			t.Errorf("%s\nbecame %v", value.(httpcaddyfile.App).Value, err)
 		}
 	})
 }

@@ -181,19 +181,19 @@ func (s *sharedCompiler) credentials(r *Redis) error {
 			return err
 		}
 	}
-	if r.Username != "" && r.Password == "" {
+	if s.first != nil && s.first.password != "" {
+		for _, field := range []struct{ name, text string }{{"username", r.Username}, {"password", r.Password}} {
+			if field.text != "" {
+				return s.g.fail("redis."+field.name, -1, errors.New("the address holds a password, and with it the user; want both in one place"))
+			}
+		}
+		o.Username, o.Password = s.first.username, s.first.password
+	} else if r.Username != "" && r.Password == "" {
 		return s.g.fail("redis.username", -1, errors.New("password is missing beside it; want both"))
 	}
 	if r.SentinelUsername != "" && r.SentinelPassword == "" {
 		return s.g.fail("redis.sentinel_username", -1, errors.New("sentinel_password is missing beside it; want both"))
 	}
-	if s.first == nil || s.first.password == "" {
-		return nil
-	}
-	if r.Password != "" {
-		return s.g.fail("redis.password", -1, errors.New("the address holds one too; want it in one place"))
-	}
-	o.Username, o.Password = s.first.username, s.first.password
 	return nil
 }
 
@@ -225,7 +225,7 @@ func (s *sharedCompiler) numbers(r *Redis) error {
 	o.Timeout, o.PoolSize = redisstore.DefaultTimeout, redisstore.DefaultPoolSize
 	if d := time.Duration(r.Timeout); d != 0 {
 		if d < leastTimeout || d > mostTimeout {
-			return s.g.fail("redis.timeout", -1, fmt.Errorf("%v; want a duration from %v to %v, such as 50ms", d, leastTimeout, mostTimeout))
+			return s.g.fail("redis.timeout", -1, fmt.Errorf("%v; want a duration from %s to %s, such as 50ms", d, shortWindow(leastTimeout), shortWindow(mostTimeout)))
 		}
 		o.Timeout = d
 	}
