@@ -421,7 +421,7 @@ while pos <= #charges do
             local f = flag[j]
             if j ~= i and C[j] == C[i] and f < 16 and cost[j] > 0 and not (f % 8 >= 4 and flag[i] % 8 < 4) then
               a = a + cost[j]
-              if a > EXACT then a = EXACT end
+              if a > EXACT then a = EXACT + 1 end
             end
           end
         end

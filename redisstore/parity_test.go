@@ -98,7 +98,7 @@ func (s *session) pickLimits() {
 		zone := choose(s.choices, "a", "b")
 		p := algorithms.Policy{
 			Algorithm: algorithms.Algorithm(1 + s.below(5)),
-			Quota:     choose[int64](s.choices, 1, 2, 3, 5, 3, 7, 10, 50, 90, 1000, 1_000_000, 1<<40, 0),
+			Quota:     choose[int64](s.choices, 1, 2, 3, 5, 3, 7, 10, 50, 90, 1000, 1_000_000, 1<<40, 1<<52, 0),
 			Window: choose(s.choices, time.Second, time.Minute, 10*time.Second, 13*time.Second, time.Millisecond, time.Hour, 7*time.Microsecond,
 				time.Microsecond, 365*24*time.Hour, 1<<50*time.Microsecond),
 		}
@@ -155,7 +155,7 @@ func (s *session) charge() algorithms.Charge {
 	case 0:
 		c.Cost = 0
 	case 1:
-		c.Cost = choose(s.choices, l.Capacity, l.Capacity+1, 1<<52, 1<<60, l.Capacity/2+1)
+		c.Cost = choose(s.choices, l.Capacity, l.Capacity+1, 1<<52, 1<<52+1, 1<<60, l.Capacity/2+1)
 	case 2, 3, 4, 5:
 		c.Cost = choose[int64](s.choices, 2, 3, 2, 5)
 	case 6, 7, 8:
@@ -359,6 +359,7 @@ var mutants = []struct{ old, new string }{
 	{"if n > 1 and flag[i] < 16 and a > 0", "if n > 1 and a > 0"},
 	{"and not (f % 8 >= 4 and flag[i] % 8 < 4)", ""},
 	{"if flag[i] % 16 < 8 then", "if true then"},
+	{"a = EXACT + 1", "a = EXACT"},
 	{"wait(C[i], L[i], a + held[i])", "wait(C[i], L[i], a)"},
 	{"commit = commit and flag[i] >= 4", "commit = commit and flag[i] >= 16"},
 	{"if commit and retry[i] == 0", "if retry[i] == 0"},

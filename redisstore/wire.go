@@ -54,7 +54,7 @@ func newAsk(c *algorithms.Charge) ask {
 	const most = algorithms.MaxExact
 	a := ask{
 		limit: c.Limit,
-		cost:  max(-most, min(c.Cost, most)),
+		cost:  max(-most, min(c.Cost, most+1)), // most+1 is above any capacity
 		// A mark that no kernel can have given matches nothing, clamped or not.
 		mark: max(-1, min(c.Mark, 2*most)),
 		held: max(0, min(c.Held, most)),
