@@ -21,7 +21,8 @@ import (
 // question is what one handler asks about a request. Questions are pooled.
 type question struct {
 	r      *http.Request
-	record *record // nil until something is charged
+	vars   map[string]any // the request's; finding them takes a walk through its context
+	record *record        // nil until something is charged
 	asked  []asked // in the order of the file
 	// The charges by who decides them: this process, the shared store, or this process in the shared store's place.
 	local, shared, share batch
@@ -54,9 +55,8 @@ var questions = sync.Pool{New: func() any { return new(question) }}
 func newQuestion(r *http.Request) *question {
 	q := questions.Get().(*question)
 	q.r = r
-	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
-		q.record, _ = vars[recordVar].(*record)
-	}
+	q.vars, _ = r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
+	q.record, _ = q.vars[recordVar].(*record)
 	return q
 }
 
@@ -67,7 +67,7 @@ const maxPooled = 4096
 func (q *question) release() {
 	clear(q.asked)
 	clear(q.applied)
-	q.r, q.record, q.fields, q.asked, q.applied, q.keys = nil, nil, nil, q.asked[:0], q.applied[:0], q.keys[:0]
+	q.r, q.vars, q.record, q.fields, q.asked, q.applied, q.keys = nil, nil, nil, nil, q.asked[:0], q.applied[:0], q.keys[:0]
 	if cap(q.keys) > maxPooled {
 		q.keys = nil
 	}
@@ -145,7 +145,7 @@ func (q *question) binding() (by asked, limit int, refused bool) {
 // remember puts the answers on the request's record, for placeholders and for later handlers.
 func (q *question) remember(passed bool) {
 	if q.record == nil {
-		q.record = newRecord(q.r)
+		q.record = newRecord(q.r, q.vars)
 	}
 	for _, a := range q.asked {
 		for i := range a.rule.Limits {
@@ -187,10 +187,10 @@ type refusal struct {
 }
 
 // newRecord makes the request's record, and its placeholders.
-func newRecord(r *http.Request) *record {
+func newRecord(r *http.Request, vars map[string]any) *record {
 	rec := new(record)
 	rec.answers = rec.first[:0]
-	if vars, ok := r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any); ok {
+	if vars != nil { // a request that did not come through Caddy's server has none
 		vars[recordVar] = rec
 	}
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
