@@ -8,6 +8,7 @@ package redisstore
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -81,7 +82,8 @@ type lane struct {
 	// lonely: the last flight carried one part and left nobody behind
 	lonely bool
 
-	warm atomic.Bool // the last call was answered, so a connection is there
+	gone atomic.Int64 // parts that may stand in the queue although nobody waits for them
+	warm atomic.Bool  // the last call was answered, so a connection is there
 }
 
 // submit brings a part to Redis, or returns why not. With wait the answer comes later: see [lane.wait].
@@ -90,6 +92,9 @@ func (l *lane) submit(p *part) (wait bool, err error) {
 		return false, err
 	}
 	l.mu.Lock()
+	if len(l.queue) >= maxWaiting && l.gone.Swap(0) > 0 {
+		l.queue = slices.DeleteFunc(l.queue, func(p *part) bool { return p.state.Load() == abandoned })
+	}
 	if len(l.queue) >= maxWaiting {
 		l.mu.Unlock()
 		l.store.count(KindOverload)
@@ -131,8 +136,8 @@ func (l *lane) wait(ctx context.Context, p *part) (reusable bool, err error) {
 		p.timer.Stop()
 		err = &Error{Kind: KindCanceled, Node: l.node, Err: context.Cause(ctx)}
 	}
-	if !p.keep {
-		p.state.CompareAndSwap(waiting, abandoned)
+	if !p.keep && p.state.CompareAndSwap(waiting, abandoned) {
+		l.gone.Add(1)
 	}
 	return false, err
 }
