@@ -7,6 +7,8 @@ package redisstore
 
 import (
 	"context"
+	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,8 +79,11 @@ type lane struct {
 	mu    sync.Mutex
 	queue []*part
 	air   int // flights in the air
+	// lonely: the last flight carried one part and left nobody behind
+	lonely bool
 
-	warm atomic.Bool // the last call was answered, so a connection is there
+	gone atomic.Int64 // parts that may stand in the queue although nobody waits for them
+	warm atomic.Bool  // the last call was answered, so a connection is there
 }
 
 // submit brings a part to Redis, or returns why not. With wait the answer comes later: see [lane.wait].
@@ -87,13 +92,17 @@ func (l *lane) submit(p *part) (wait bool, err error) {
 		return false, err
 	}
 	l.mu.Lock()
+	if len(l.queue) >= maxWaiting && l.gone.Swap(0) > 0 {
+		l.queue = slices.DeleteFunc(l.queue, func(p *part) bool { return p.state.Load() == abandoned })
+	}
 	if len(l.queue) >= maxWaiting {
 		l.mu.Unlock()
 		l.store.count(KindOverload)
 		return false, &Error{Kind: KindOverload, Node: l.node, Err: errOverload}
 	}
-	// Alone, and a connection is there: the caller flies itself, which spares two switches of goroutines.
-	if l.air < flights && len(l.queue) == 0 && l.warm.Load() && p.alone {
+	// Alone, as the one before, and a connection is there: the caller flies itself, which spares two switches
+	// of goroutines. In company it would fly alone while others come to the queue.
+	if l.air == 0 && l.lonely && len(l.queue) == 0 && l.warm.Load() && p.alone {
 		l.air++
 		l.mu.Unlock()
 		p.state.Store(taken)
@@ -127,8 +136,8 @@ func (l *lane) wait(ctx context.Context, p *part) (reusable bool, err error) {
 		p.timer.Stop()
 		err = &Error{Kind: KindCanceled, Node: l.node, Err: context.Cause(ctx)}
 	}
-	if !p.keep {
-		p.state.CompareAndSwap(waiting, abandoned)
+	if !p.keep && p.state.CompareAndSwap(waiting, abandoned) {
+		l.gone.Add(1)
 	}
 	return false, err
 }
@@ -137,6 +146,7 @@ func (l *lane) wait(ctx context.Context, p *part) (reusable bool, err error) {
 func (l *lane) land(f *flight) {
 	l.mu.Lock()
 	if len(l.queue) > 0 {
+		l.lonely = false
 		go l.run(f)
 	} else {
 		l.air--
@@ -148,6 +158,8 @@ func (l *lane) land(f *flight) {
 // run flies until nobody waits.
 func (l *lane) run(f *flight) {
 	for {
+		// Callers that are ready to run come first, so that they share the flight. It waits for nobody else.
+		runtime.Gosched()
 		l.mu.Lock()
 		n, charges := 0, 0
 		for n < len(l.queue) && (n == 0 || charges+len(l.queue[n].asks) <= maxCall) {
@@ -160,6 +172,7 @@ func (l *lane) run(f *flight) {
 			f.release()
 			return
 		}
+		l.lonely = n == 1 && len(l.queue) == 1 && l.air == 1
 		f.parts = append(f.parts[:0], l.queue[:n]...)
 		rest := copy(l.queue, l.queue[n:])
 		clear(l.queue[rest:])

@@ -102,14 +102,15 @@ func TestRefusalsAnswerOnlyTheSame(t *testing.T) {
 		}
 		return o
 	}
-	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 1})
-	fresh(false, algorithms.Charge{Key: "k", Limit: ten, Cost: 1})
-	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 2})
-	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 1, Peek: true})
-	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 1, Held: 1})
-	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 1, DryRun: true})
-	fresh(true, algorithms.Charge{Key: "k", Limit: ten, Cost: 0})
-	fresh(true, algorithms.Charge{Key: "other", Limit: ten, Cost: 1})
+	one := algorithms.Charge{Key: "k", Limit: ten, Cost: 1}
+	fresh(true, one)
+	for _, other := range []algorithms.Charge{
+		{Key: "k", Limit: ten, Cost: 1, Peek: true}, {Key: "k", Limit: ten, Cost: 1, Held: 1}, {Key: "k", Limit: ten, Cost: 1, DryRun: true},
+		{Key: "k", Limit: ten, Cost: 0}, {Key: "other", Limit: ten, Cost: 1}, {Key: "k", Limit: ten, Cost: 2},
+	} {
+		fresh(false, one)
+		fresh(true, other)
+	}
 	// A raised limit has something left at once.
 	if o := fresh(true, algorithms.Charge{Key: "k", Limit: twelve, Cost: 1}); !o.OK || o.Remaining != 1 {
 		t.Errorf("raised: %+v", o)

@@ -117,7 +117,7 @@ func TestF40_KilledAndBack(t *testing.T) {
 	if k := <-seen.ch; k != KindRefused && k != KindReset {
 		t.Errorf("down by %q", k)
 	}
-	time.Sleep(700 * time.Millisecond)
+	time.Sleep(3300 * time.Millisecond) // long enough for a backoff without bound to show
 	dials := s.Stats().Dials
 	server.Restart()
 	seen.wait(t, "", 2*time.Second)
