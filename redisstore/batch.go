@@ -43,7 +43,7 @@ func (b *batch) knownRefused() bool {
 		if c.Peek {
 			return false // somebody wants to know
 		}
-		b.out[i] = algorithms.Outcome{OK: true, Remaining: NotAsked}
+		b.out[i] = algorithms.Unasked
 		if !refuses(c) || b.shared(i) {
 			continue
 		}

@@ -74,7 +74,7 @@ func TestRefusedKeysNeedNoRedis(t *testing.T) {
 		last = out[1].Retry
 		time.Sleep(time.Millisecond)
 	}
-	if out[0].Remaining != NotAsked {
+	if out[0].Asked() {
 		t.Errorf("%+v, want the other zone not asked", out[0])
 	}
 	if calls := server.Calls("evalsha") - before; calls != 1 {

@@ -13,10 +13,6 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// NotAsked is the Remaining of an outcome that says nothing: another charge of its batch is known to be refused,
-// so Redis was not asked. Such an outcome is OK, because it was not the reason, and only its OK and Remaining count.
-const NotAsked int64 = -1
-
 // Store applies batches in Redis. It is safe for use by many goroutines.
 type Store struct {
 	options  Options
@@ -87,7 +83,7 @@ func (s *Store) Close() error {
 }
 
 // Apply implements [algorithms.Store]. Every error is an [*Error]. A batch with a charge that is known to be refused
-// is answered without Redis; its other outcomes are then [NotAsked].
+// is answered without Redis; its other outcomes are then [algorithms.Unasked].
 func (s *Store) Apply(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) error {
 	if len(charges) == 0 {
 		return nil

@@ -252,3 +252,11 @@ var fleetDigest = func() (d digest) {
 	binary.BigEndian.PutUint64(d[:], 1)
 	return d
 }()
+
+// quiet is go-redis's logger. Left alone it writes a line to stderr for every failed dial; what it would say is in the
+// errors, which are counted, and reported once for each change of state.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
+func init() { redis.SetLogger(quiet{}) }
