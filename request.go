@@ -23,7 +23,7 @@ type question struct {
 	r      *http.Request
 	vars   map[string]any // the request's; finding them takes a walk through its context
 	record *record        // nil until something is charged
-	asked  []asked // in the order of the file
+	asked  []asked        // in the order of the file
 	// The charges by who decides them: this process, the shared store, or this process in the shared store's place.
 	local, shared, share batch
 	fields               *fields.Set // what the limits that decided look like to clients
