@@ -75,12 +75,21 @@ func (l *lane) doubt() {
 		if l.blocked() != nil {
 			return
 		}
+		start := time.Now()
 		err := l.alive(nil)
+		if l.store.ctx.Err() != nil {
+			return
+		}
 		if err == nil {
 			l.report(nil, nil)
 			return
 		}
-		l.report(&Error{Kind: classify(err), Node: l.node, Err: err}, nil)
+		failure := &Error{Kind: classify(err), Node: l.node, Err: err}
+		l.store.count(failure.Kind)
+		if l.store.options.OnCall != nil {
+			l.store.options.OnCall(time.Since(start), 0, failure)
+		}
+		l.report(failure, nil)
 	}
 }
 
