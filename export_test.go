@@ -20,3 +20,10 @@ func RemindEvery(d time.Duration) (restore func()) {
 	remindEvery = d
 	return func() { remindEvery = before }
 }
+
+// Linger makes stores outlive their last config by that.
+func Linger(d time.Duration) (restore func()) {
+	before := lingering
+	lingering = d
+	return func() { lingering = before }
+}

@@ -125,10 +125,18 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	return value.(*sharedStore), nil
 }
 
+// lingering is how long a store outlives its last config. Caddy cleans up while requests of the old config are still
+// under way, and they shall not be told that the store is down.
+var lingering = 2 * time.Second
+
 // Destruct closes the store when no config uses it any more.
 func (s *sharedStore) Destruct() error {
 	close(s.done)
-	return s.Store.Close()
+	if caddy.Exiting() {
+		return s.Store.Close()
+	}
+	time.AfterFunc(lingering, func() { _ = s.Store.Close() }) // an error of closing connections helps nobody
+	return nil
 }
 
 // watch reports every change of state, one line and one event each, and reminds.
