@@ -73,8 +73,8 @@ type process struct {
 	dir   string
 	admin string
 	log   *lockedBuffer
-	// options are global options besides those of every process
-	options string
+	// options are global options besides those of every process; sites are what it was started with.
+	options, sites string
 }
 
 type lockedBuffer struct {
@@ -113,7 +113,7 @@ func startCaddyWith(t testing.TB, options, sites string, env ...string) *process
 		t.Fatal(err)
 	}
 	admin := freePort(t)
-	p := &process{t: t, dir: t.TempDir(), options: options, admin: fmt.Sprintf("http://127.0.0.1:%d", admin), log: new(lockedBuffer)}
+	p := &process{t: t, dir: t.TempDir(), options: options, sites: sites, admin: fmt.Sprintf("http://127.0.0.1:%d", admin), log: new(lockedBuffer)}
 	p.cmd = exec.Command(bin, "run", "--config", p.write(sites), "--adapter", "caddyfile")
 	p.cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+p.dir, "XDG_CONFIG_HOME="+p.dir, "HOME="+p.dir)
 	p.cmd.Env = append(p.cmd.Env, env...)
