@@ -380,6 +380,33 @@ func TestF42_ValidateNeedsNoRedis(t *testing.T) {
 	}
 }
 
+// The rights that docs/redis.md names are enough, for announcements and looks at the server too.
+func TestDocumentedRightsAreEnough(t *testing.T) {
+	guide, err := os.ReadFile("docs/redis.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(guide), "**ACL**: the user needs `")
+	rights, _, found := strings.Cut(rest, "`")
+	if !found {
+		t.Fatal("the guide names no rights")
+	}
+	r := redistest.Start(t, "--maxmemory-policy", "allkeys-lru") // a warning shows that the settings were read
+	rule := []any{"acl", "setuser", "limiter", "on", ">word", "~rate_limit:*"}
+	for right := range strings.FieldsSeq(rights) {
+		rule = append(rule, right)
+	}
+	r.Do(rule...)
+	s := serve(t, sharing(r.Addr, patient+"\nusername limiter\npassword word", "zone z 2/1h"))
+	s.pass(2, "/")
+	s.refused("/")
+	eventually(t, 3*time.Second, "a warning", func() bool { return strings.Contains(processLog.String(), "allkeys-lru") })
+	eventually(t, 3*time.Second, "an announcement", func() bool { return r.Do("exists", "rate_limit:{fleet}:instances") == int64(1) })
+	if denials, _ := r.Do("acl", "log").([]any); len(denials) != 0 {
+		t.Error("denied:", denials)
+	}
+}
+
 // F43: a Redis that may forget counters is warned about at start, once.
 func TestF43_EvictionIsWarnedAbout(t *testing.T) {
 	r := redistest.Start(t, "--maxmemory-policy", "allkeys-lru")
