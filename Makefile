@@ -1,0 +1,47 @@
+# The two commands of the README are `make run` and `make test`; the rest is what they and CI are made of.
+# One set of build flags for everything, so that Caddy is compiled once and not once per command.
+export GOFLAGS := -trimpath -buildvcs=false
+
+PORT     ?= 8080
+UPSTREAM ?= 8081
+XCADDY   := github.com/caddyserver/xcaddy/cmd/xcaddy@v0.4.5
+STATIC   := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: run test build xcaddy lint race fuzz bench clean
+
+## run: a Caddy with the module in front of an upstream, both on loopback
+run: build
+	@echo "listening on http://127.0.0.1:$(PORT)/ (5 requests per 10 seconds); stop with Ctrl-C"
+	@PORT=$(PORT) UPSTREAM=$(UPSTREAM) bin/caddy run --config cmd/caddy/Caddyfile --adapter caddyfile
+
+## test: every test, on servers that the tests start and stop themselves
+test:
+	go test ./...
+
+build: bin/caddy
+bin/caddy: FORCE
+	@go build -o bin/caddy ./cmd/caddy
+FORCE:
+
+## xcaddy: the production build, from this checkout
+xcaddy:
+	GOBIN=$(CURDIR)/bin go install $(XCADDY)
+	XCADDY_SKIP_CLEANUP=0 bin/xcaddy build v2.11.9 --output bin/caddy-xcaddy --with github.com/caddy-sluice/sluice=.
+	bin/caddy-xcaddy list-modules | grep -x http.handlers.rate_limit
+
+## lint: vet, staticcheck and gofmt
+lint:
+	go vet ./...
+	go run $(STATIC) ./...
+	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+
+## race: the race detector on the packages that share state
+race:
+	go test -race ./algorithms/... ./leaky/... ./memstore/... ./fields/...
+
+## bench: the comparison with other limiters (see bench/README.md)
+bench:
+	cd bench && go run .
+
+clean:
+	rm -rf bin

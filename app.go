@@ -1,0 +1,172 @@
+package sluice
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/zap"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/memstore"
+)
+
+func init() { caddy.RegisterModule(new(App)) }
+
+// local holds the counters of every zone of the process. It outlives configs: a reload opens its zones
+// before the old config closes them, so counts are kept and shared by name.
+var local = memstore.New()
+
+// App is what the handlers of one config share: which zones they name and how. It needs no configuration.
+type App struct {
+	mu    sync.Mutex
+	zones map[string]*zone
+	named map[string]int // how many handlers got a name that was made up for them
+	sweep time.Duration  // the shortest interval that a handler asked for
+	stop  context.CancelFunc
+}
+
+// zone is what one config says of a zone name, over all its handlers.
+type zone struct {
+	first    *caddyfile.Rule
+	counters *memstore.Zone
+	rules    int
+	units    int64 // what the rules take at least, together, from a request that meets all of them
+}
+
+// shared reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
+func (z *zone) shared() bool { return z.rules > 1 }
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "rate_limit", New: func() caddy.Module { return new(App) }}
+}
+
+// Provision prepares the app for its handlers, which join it while they are provisioned.
+func (a *App) Provision(caddy.Context) error {
+	a.zones = make(map[string]*zone)
+	a.named = make(map[string]int)
+	return nil
+}
+
+// name tells apart the zones of handlers whose config gives them none: in JSON of caddy-ext's form, two handlers
+// with the same key and rate do not share a counter.
+func (a *App) name(c *caddyfile.Config) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if name := c.Unnamed(); name != "" {
+		if a.named[name]++; a.named[name] > 1 {
+			c.SetName(fmt.Sprintf("%s-%d", name, a.named[name]))
+		}
+	}
+}
+
+// join adds a handler's rule to the config and opens its zone, or says which other rule it contradicts.
+func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	z := a.zones[r.Zone]
+	if z == nil {
+		z = &zone{first: r, counters: local.Open(r.Zone)}
+		a.zones[r.Zone] = z
+		logFreshStart(r, z.counters.Spaces(), logger)
+	}
+	if was, is := z.first.Settings(), r.Settings(); was != is {
+		return nil, fmt.Errorf("zone %q is %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
+			"make them equal, or give one of the zones another name", r.Zone, was, place(z.first), is, place(r))
+	}
+	z.rules++
+	z.units += r.Cost.Least()
+	if limit := r.Limits[0]; z.shared() && z.units > limit.Capacity && limit.Capacity > 0 {
+		logger.Warn("a request that meets all rules of this zone can never pass, because together they take more than it holds",
+			zap.String("zone", r.Zone), zap.Int("rules", z.rules), zap.Int64("units", z.units), zap.Int64("capacity", limit.Capacity))
+	}
+	return z, nil
+}
+
+// place names where a rule is written.
+func place(r *caddyfile.Rule) string {
+	if r.Place == "" {
+		return "another handler"
+	}
+	return r.Place
+}
+
+// logFreshStart says that a zone which has counters gets new ones, because its algorithm or window changed.
+func logFreshStart(r *caddyfile.Rule, known []algorithms.Space, logger *zap.Logger) {
+	for _, limit := range r.Limits {
+		if len(known) > 0 && !slices.Contains(known, limit.Space) {
+			logger.Info("a limit with another window or algorithm starts afresh", zap.String("zone", r.Zone),
+				zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window))
+		}
+	}
+}
+
+// sweepEvery makes the app forget idle keys at least that often.
+func (a *App) sweepEvery(d time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.sweep == 0 || d < a.sweep {
+		a.sweep = d
+	}
+}
+
+// Start begins to sweep. There is one goroutine per config, none per zone or key.
+func (a *App) Start() error {
+	if a.sweep > 0 {
+		var ctx context.Context
+		ctx, a.stop = context.WithCancel(context.Background())
+		go a.keepSweeping(ctx)
+	}
+	return nil
+}
+
+// keepSweeping forgets idle keys at every interval, so that a zone which nobody uses any more gives its memory back.
+func (a *App) keepSweeping(ctx context.Context) {
+	tick := time.NewTicker(a.sweep)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			for _, z := range a.open() {
+				z.counters.Sweep()
+			}
+		}
+	}
+}
+
+// open lists the zones that the app holds.
+func (a *App) open() []*zone {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Collect(maps.Values(a.zones))
+}
+
+// Stop ends the sweeping.
+func (a *App) Stop() error {
+	if a.stop != nil {
+		a.stop()
+	}
+	return nil
+}
+
+// Cleanup releases the zones. The counters stay if another config has them open, as at a reload.
+func (a *App) Cleanup() error {
+	for _, z := range a.open() {
+		z.counters.Close()
+	}
+	return nil
+}
+
+var (
+	_ caddy.App          = (*App)(nil)
+	_ caddy.Provisioner  = (*App)(nil)
+	_ caddy.CleanerUpper = (*App)(nil)
+)

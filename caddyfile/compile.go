@@ -1,0 +1,454 @@
+// Config → rules. Everything that can be wrong with a config is found here, so that Caddyfile users, whose files the
+// adapter compiles once to find errors while it still knows lines, and JSON users get the same answers.
+
+package caddyfile
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"regexp"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/fields"
+)
+
+// Rules is a compiled config.
+type Rules struct {
+	// Rules in the order of the file, which breaks ties.
+	Rules          []*Rule
+	Headers        fields.Families
+	Status         int
+	Response       Response
+	Jitter         float64 // the largest share by which a Retry-After grows, 0 to 1
+	LogKey         bool
+	SweepInterval  time.Duration
+	DisableMetrics bool
+	// Warnings are for the log: what is allowed and probably not meant.
+	Warnings []string
+}
+
+// Rule is one compiled zone of a handler.
+type Rule struct {
+	Zone   string
+	Limits []*algorithms.Limit
+	// Names on the wire, one per limit: the zone, or with several limits zone.1m, zone.1h.
+	Names  []string
+	Match  caddyhttp.MatcherSets // no sets: every request
+	Exempt caddyhttp.MatcherSets // no sets: no request
+	Key    *Key
+	// Fallback is the key when Key expands to nothing; nil: the rule then does not limit the request.
+	Fallback *Key
+	Cost     Cost
+	DryRun   bool
+	// IPv4Prefix and IPv6Prefix are by how many bits addresses in the key are told apart.
+	IPv4Prefix, IPv6Prefix int
+	// Events: written as max_events and window, as in caddy-ratelimit.
+	Events bool
+	// Place is where the zone is written, such as "Caddyfile:12", or "" in JSON.
+	Place string
+
+	pending bool // at adapt time: a setting is not known before the load
+}
+
+// Settings describes what every handler that uses the zone's name must agree on: rules of one zone are in conflict
+// when their Settings differ.
+func (r *Rule) Settings() string {
+	var s strings.Builder
+	for _, l := range r.Limits {
+		fmt.Fprintf(&s, "%v %d/%s, ", l.Algorithm, l.Quota, shortWindow(l.Window))
+		if l.Algorithm.Bucket() {
+			fmt.Fprintf(&s, "burst %d, ", displayBurst(l.Policy))
+		}
+	}
+	fmt.Fprintf(&s, "max_keys %d", r.Limits[0].MaxKeys)
+	return s.String()
+}
+
+// Response says what a refusal is made of.
+type Response uint8
+
+// The values of response.
+const (
+	ResponseAuto    Response = iota // an error route if one matches the request, else problem+json
+	ResponseProblem                 // problem+json
+	ResponseError                   // an error for the error routes
+)
+
+// String returns the word in the configuration, "auto" for the default.
+func (r Response) String() string { return [...]string{"auto", "problem", "error"}[r] }
+
+const (
+	defaultSweep = time.Minute
+	// exactQuota is up to which quota a zone without an algorithm counts exactly: a sliding window counter gives
+	// quota−1 per window under saturation, which is much of a small quota, and a log of few entries is cheap.
+	exactQuota = 10
+)
+
+// Compile checks a config and turns it into rules. It loads the matchers of c's zones into ctx, which takes them out of c,
+// so a config is compiled once.
+// The error names the JSON path, or the line of the Caddyfile that the config was adapted from,
+// the value that was wrong, and what would be right.
+func Compile(ctx caddy.Context, c *Config) (*Rules, error) {
+	repl := caddy.NewReplacer()
+	rules, err := compile(c, func(name string) (string, bool) { return repl.GetString(name) })
+	if err != nil {
+		return nil, err
+	}
+	for _, rule := range rules.Rules {
+		zone, ok := c.Zones[rule.Zone]
+		if !ok {
+			continue // the zone of a caddy-ext config, which has no matchers
+		}
+		if rule.Match, err = loadMatchers(ctx, zone, "MatchRaw", len(zone.MatchRaw)); err != nil {
+			return nil, &fieldError{zone: rule.Zone, place: rule.Place, field: "match", index: -1, err: err}
+		}
+		if rule.Exempt, err = loadMatchers(ctx, zone, "ExemptRaw", len(zone.ExemptRaw)); err != nil {
+			return nil, &fieldError{zone: rule.Zone, place: rule.Place, field: "exempt", index: -1, err: err}
+		}
+	}
+	return rules, nil
+}
+
+func loadMatchers(ctx caddy.Context, zone *Zone, field string, sets int) (caddyhttp.MatcherSets, error) {
+	if sets == 0 {
+		return nil, nil
+	}
+	loaded, err := ctx.LoadModule(zone, field)
+	if err != nil {
+		return nil, err
+	}
+	var matchers caddyhttp.MatcherSets
+	return matchers, matchers.FromInterface(loaded)
+}
+
+// fieldError says where in the config something is wrong. Its text is the JSON path; the parser replaces it by a line.
+type fieldError struct {
+	zone, place string // "" for a setting of the handler
+	field       string // JSON name, "" for the whole zone
+	index       int    // in a list, or -1
+	err         error
+}
+
+func (e *fieldError) Error() string {
+	path := e.field
+	if e.zone != "" {
+		path = strings.TrimSuffix("rate_limits."+e.zone+"."+e.field, ".")
+	}
+	if e.index >= 0 {
+		path += "[" + strconv.Itoa(e.index) + "]"
+	}
+	if e.place != "" {
+		path = e.place + ": " + path
+	}
+	return path + ": " + e.err.Error()
+}
+
+func (e *fieldError) Unwrap() error { return e.err }
+
+// compiler holds what compiling one config needs.
+type compiler struct {
+	c *Config
+	// lookup reads placeholders that stand for one value at load; nil while adapting, when their values do not count.
+	lookup func(name string) (string, bool)
+	rules  *Rules
+}
+
+// compile is Compile without matchers. With a nil lookup, as at adapt time, settings that hold placeholders are left
+// for the load, and the rules are not complete.
+func compile(c *Config, lookup func(string) (string, bool)) (*Rules, error) {
+	k := &compiler{c: c, lookup: lookup, rules: &Rules{
+		LogKey: c.LogKey, DisableMetrics: c.DisableMetrics, SweepInterval: defaultSweep,
+	}}
+	if err := k.handler(); err != nil {
+		return nil, err
+	}
+	zones, names, err := k.zones()
+	if err != nil {
+		return nil, err
+	}
+	maxKeys, known, err := k.maxKeys()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		z := &zoneCompiler{compiler: k, name: name, z: zones[name], maxKeys: maxKeys, pending: !known}
+		rule, err := z.rule()
+		if err != nil {
+			return nil, err
+		}
+		k.rules.Rules = append(k.rules.Rules, rule)
+	}
+	return k.rules, k.wireNames()
+}
+
+// handler checks the settings that all zones share.
+func (k *compiler) handler() error {
+	c := k.c
+	if c.Distributed != nil {
+		return handlerError("distributed", errNoStorage)
+	}
+	if len(c.StorageRaw) > 0 && string(c.StorageRaw) != "null" {
+		return handlerError("storage", errNoStorage)
+	}
+	if err := k.headers(); err != nil {
+		return err
+	}
+	if err := k.status(); err != nil {
+		return err
+	}
+	switch c.Response {
+	case "":
+	case "problem":
+		k.rules.Response = ResponseProblem
+	case "error":
+		k.rules.Response = ResponseError
+	default:
+		return handlerError("response", fmt.Errorf("%q%s; want problem or error", c.Response, didYouMean(c.Response, "problem", "error")))
+	}
+	if c.Jitter != "" {
+		text, known, err := k.expand(string(c.Jitter))
+		if err != nil {
+			return handlerError("jitter", err)
+		}
+		jitter, err := strconv.ParseFloat(text, 64)
+		if known && (err != nil || !(jitter >= 0 && jitter <= 1)) {
+			return handlerError("jitter", fmt.Errorf("%q; want a fraction from 0 to 1, such as 0.2", text))
+		}
+		k.rules.Jitter = jitter
+	}
+	if c.SweepInterval < 0 {
+		return handlerError("sweep_interval", fmt.Errorf("%v is negative; want a duration such as 1m", time.Duration(c.SweepInterval)))
+	}
+	if c.SweepInterval > 0 {
+		k.rules.SweepInterval = time.Duration(c.SweepInterval)
+	}
+	return nil
+}
+
+var errNoStorage = errors.New("limits are not added up over instances through Caddy's storage here; " +
+	"remove distributed and storage to limit on each instance, until the shared store (global option rate_limit with redis) arrives")
+
+func handlerError(field string, err error) error {
+	return &fieldError{field: field, index: -1, err: err}
+}
+
+func (k *compiler) headers() error {
+	words, h := k.c.Headers, &k.rules.Headers
+	if len(words) == 0 {
+		*h = fields.Default
+		return nil
+	}
+	for i, word := range words {
+		fail := func(format string, args ...any) error {
+			return &fieldError{field: "headers", index: i, err: fmt.Errorf(format, args...)}
+		}
+		if slices.Contains(words[:i], word) {
+			return fail("%q is written twice", word)
+		}
+		switch word {
+		case "off":
+			if len(words) > 1 {
+				return fail("\"off\" stands alone, or leave it out")
+			}
+		case "ietf":
+			h.IETF = true
+		case "draft6":
+			h.Draft6 = true
+		case "x":
+			h.X = true
+		case "epoch", "delta":
+			if i == 0 || words[i-1] != "x" {
+				return fail("%q belongs directly after x, as the form of its reset", word)
+			}
+			h.XDelta = word == "delta"
+		default:
+			return fail("%q%s; want ietf, draft6, x (with epoch or delta), or off",
+				word, didYouMean(word, "ietf", "draft6", "x", "epoch", "delta", "off"))
+		}
+	}
+	return nil
+}
+
+func (k *compiler) status() error {
+	field, n := "status", k.c.Status
+	if k.c.RejectStatus != "" {
+		if n != "" {
+			return handlerError("reject_status", errors.New("status is written too, and means the same; want one of them"))
+		}
+		field, n = "reject_status", k.c.RejectStatus
+	}
+	k.rules.Status = http.StatusTooManyRequests
+	if n == "" {
+		return nil
+	}
+	status, _, err := k.integer(n, 400, 599)
+	if err != nil {
+		return handlerError(field, err)
+	}
+	k.rules.Status = int(status)
+	return nil
+}
+
+func (k *compiler) maxKeys() (keys int, known bool, err error) {
+	field, n := "max_keys", k.c.MaxKeys
+	if k.c.ZoneSize != "" {
+		if n != "" {
+			return 0, false, handlerError("zone_size", errors.New("max_keys is written too, and means the same; want one of them"))
+		}
+		field, n = "zone_size", k.c.ZoneSize
+	}
+	if n == "" {
+		return algorithms.DefaultMaxKeys, true, nil
+	}
+	value, known, err := k.integer(n, 1, math.MaxInt32)
+	if err != nil {
+		return 0, false, handlerError(field, err)
+	}
+	return int(value), known, nil
+}
+
+// zones returns the zones and their names in order.
+func (k *compiler) zones() (map[string]*Zone, []string, error) {
+	c := k.c
+	if c.Key != "" || c.Rate != "" {
+		return k.unnamedZone()
+	}
+	if len(c.Zones) == 0 {
+		return nil, nil, &fieldError{field: "rate_limits", index: -1,
+			err: errors.New("no zone; want at least one, or a limit such as 100/1m on the directive's line")}
+	}
+	if len(c.ZoneOrder) == 0 {
+		names := make([]string, 0, len(c.Zones))
+		for name := range c.Zones {
+			names = append(names, name)
+		}
+		sort.Strings(names)
+		return c.Zones, names, nil
+	}
+	for i, name := range c.ZoneOrder {
+		fail := func(text string) error {
+			return &fieldError{field: "zone_order", index: i, err: fmt.Errorf("%q %s; want every zone once", name, text)}
+		}
+		if _, ok := c.Zones[name]; !ok {
+			return nil, nil, fail("is not in rate_limits")
+		}
+		if slices.Contains(c.ZoneOrder[:i], name) {
+			return nil, nil, fail("is written twice")
+		}
+	}
+	for name := range c.Zones {
+		if !slices.Contains(c.ZoneOrder, name) {
+			return nil, nil, handlerError("zone_order", fmt.Errorf("zone %q is missing; want every zone once", name))
+		}
+	}
+	return c.Zones, c.ZoneOrder, nil
+}
+
+// unnamedZone is the zone of a caddy-ext config.
+func (k *compiler) unnamedZone() (map[string]*Zone, []string, error) {
+	c := k.c
+	switch {
+	case len(c.Zones) > 0:
+		return nil, nil, handlerError("rate", errors.New("rate_limits is written too; want one of the two forms, and a limit in each zone"))
+	case c.Rate == "":
+		return nil, nil, handlerError("key", errors.New("rate is missing; want one such as 10r/s"))
+	}
+	z := &Zone{Limit: Texts{c.Rate}}
+	if c.Key != "" {
+		z.Key = Texts{c.Key}
+	}
+	return map[string]*Zone{c.Unnamed(): z}, []string{c.Unnamed()}, nil
+}
+
+// expand evaluates the placeholders in a setting. known is false at adapt time if there are any.
+func (k *compiler) expand(text string) (value string, known bool, err error) {
+	var out strings.Builder
+	for _, piece := range split(text) {
+		if !piece.placeholder {
+			out.WriteString(piece.text)
+			continue
+		}
+		if !isGlobal(piece.text) {
+			return "", false, fmt.Errorf("{%s} has no value at load; want a number, or a global placeholder such as {env.LIMIT}", piece.text)
+		}
+		if k.lookup == nil {
+			return "", false, nil
+		}
+		v, _ := k.lookup(piece.text)
+		if v = strings.TrimSpace(v); v == "" {
+			return "", false, fmt.Errorf("{%s} is empty", piece.text)
+		}
+		out.WriteString(v)
+	}
+	return out.String(), true, nil
+}
+
+// integer evaluates a number within bounds. An unknown one is 0.
+func (k *compiler) integer(n Number, least, most int64) (value int64, known bool, err error) {
+	text, known, err := k.expand(string(n))
+	if err != nil || !known {
+		return 0, false, err
+	}
+	value, err = strconv.ParseInt(text, 10, 64)
+	if err != nil || value < least || value > most {
+		return 0, false, fmt.Errorf("%q; want a whole number from %d to %d", text, least, most)
+	}
+	return value, true, nil
+}
+
+// wireNames names each limit for clients, and refuses names that would be the same for two.
+func (k *compiler) wireNames() error {
+	taken := map[string]string{}
+	for _, rule := range k.rules.Rules {
+		for i, l := range rule.Limits {
+			name := rule.Zone
+			if len(rule.Limits) > 1 {
+				name += "." + shortWindow(l.Window)
+			}
+			if other, ok := taken[name]; ok {
+				err := fmt.Errorf("clients would see two limits called %q (the other is in zone %s); want another zone name", name, other)
+				if other == rule.Zone {
+					err = fmt.Errorf("two limits over %s; want one limit for each window", shortWindow(l.Window))
+				}
+				return &fieldError{zone: rule.Zone, place: rule.Place, field: "limit", index: i, err: err}
+			}
+			taken[name] = rule.Zone
+			rule.Names = append(rule.Names, name)
+		}
+	}
+	return nil
+}
+
+// shortWindow writes a window with the largest unit that it is a whole number of, in characters that a policy's name may hold.
+func shortWindow(w time.Duration) string {
+	units := [...]struct {
+		unit time.Duration
+		name string
+	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}, {time.Millisecond, "ms"}}
+	for _, u := range units {
+		if w%u.unit == 0 {
+			return strconv.FormatInt(int64(w/u.unit), 10) + u.name
+		}
+	}
+	return strconv.FormatInt(w.Microseconds(), 10) + "us"
+}
+
+// displayBurst is the burst in the operator's words.
+func displayBurst(p algorithms.Policy) int64 {
+	if p.Algorithm == algorithms.LeakyBucket {
+		return p.Burst - 1
+	}
+	return p.Burst
+}
+
+var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)

@@ -1,0 +1,216 @@
+package caddyfile
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/caddyauth"
+	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/map"
+	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+)
+
+var update = flag.Bool("update", false, "write the goldens as they are now")
+
+// handler stands in for the real one, which this package does not see: the directive is registered as module.go does.
+type handler struct{ Config }
+
+func (handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.rate_limit", New: func() caddy.Module { return new(handler) }}
+}
+
+func (handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	return next.ServeHTTP(w, r)
+}
+
+func init() {
+	caddy.RegisterModule(handler{})
+	httpcaddyfile.RegisterHandlerDirective("rate_limit", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		c, err := Parse(h)
+		if err != nil {
+			return nil, err
+		}
+		return &handler{Config: *c}, nil
+	})
+	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
+}
+
+const separator = "----------\n"
+
+// TestGoldens compares what a config becomes with what stands below it in its file: the adapted JSON, the rules that it
+// compiles to with their warnings, or the error. Configs in json/ are handlers in JSON.
+func TestGoldens(t *testing.T) {
+	files, err := filepath.Glob("../testdata/caddyfile/*/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no goldens: %v", err)
+	}
+	t.Setenv("SLUICE_LIMIT", "20")
+	t.Setenv("SLUICE_WORD", "many")
+	t.Setenv("SLUICE_EMPTY", "")
+	for _, file := range files {
+		kind := filepath.Base(filepath.Dir(file))
+		t.Run(kind+"/"+strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, want, _ := strings.Cut(string(content), separator)
+			var got string
+			if kind == "json" {
+				got = load(t, json.RawMessage(config))
+			} else {
+				got = adapt(t, config)
+			}
+			if kind == "errors" != strings.HasPrefix(got, "error: ") && kind != "json" {
+				t.Errorf("in %s: %s", kind, got)
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(config+separator+got), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			} else if got != want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, want)
+			}
+		})
+	}
+}
+
+// adapt returns the adapted config with the rules of its handlers, or the error.
+func adapt(t *testing.T, config string) string {
+	t.Helper()
+	if formatted := string(caddyfile.Format([]byte(config))); formatted != config {
+		t.Errorf("not as caddy fmt writes it; want:\n%s", formatted)
+	}
+	adapter := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}
+	result, warnings, err := adapter.Adapt([]byte(config), map[string]any{"filename": "Caddyfile"})
+	if err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	for _, w := range warnings {
+		t.Errorf("adapter's warning: %v", w)
+	}
+	var tree any
+	if err := json.Unmarshal(result, &tree); err != nil {
+		t.Fatal(err)
+	}
+	pretty, err := json.MarshalIndent(tree, "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := string(pretty) + "\n"
+	for _, raw := range handlersIn(tree) {
+		out += load(t, raw)
+	}
+	return out
+}
+
+// handlersIn finds the handlers in a config, in order.
+func handlersIn(tree any) []json.RawMessage {
+	var found []json.RawMessage
+	switch v := tree.(type) {
+	case []any:
+		for _, e := range v {
+			found = append(found, handlersIn(e)...)
+		}
+	case map[string]any:
+		if v["handler"] == "rate_limit" {
+			raw, _ := json.Marshal(v)
+			return []json.RawMessage{raw}
+		}
+		for _, name := range []string{"apps", "http", "servers", "srv0", "named_routes", "limited", "routes", "errors", "handle"} {
+			found = append(found, handlersIn(v[name])...)
+		}
+	}
+	return found
+}
+
+// load decodes a handler as Caddy does and describes its rules.
+func load(t *testing.T, raw json.RawMessage) string {
+	t.Helper()
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	delete(fields, "handler")
+	raw, _ = json.Marshal(fields)
+	var h handler
+	if err := caddy.StrictUnmarshalJSON(raw, &h); err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
+	defer cancel()
+	rules, err := Compile(ctx, &h.Config)
+	if err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	return describe(rules)
+}
+
+func describe(rules *Rules) string {
+	var out strings.Builder
+	for _, r := range rules.Rules {
+		fmt.Fprintf(&out, "rule %s: %s; names %v", r.Zone, r.Settings(), r.Names)
+		fmt.Fprintf(&out, "; key %s", describeKey(r.Key))
+		if r.Fallback == nil {
+			out.WriteString("; no fallback")
+		} else {
+			fmt.Fprintf(&out, "; fallback %s", describeKey(r.Fallback))
+		}
+		if len(r.Match)+len(r.Exempt) > 0 {
+			fmt.Fprintf(&out, "; %d match, %d exempt", len(r.Match), len(r.Exempt))
+		}
+		switch {
+		case r.Cost.Dynamic():
+			out.WriteString("; cost from the request")
+		case r.Cost.fixed != 1:
+			fmt.Fprintf(&out, "; cost %d", r.Cost.fixed)
+		}
+		if r.DryRun {
+			out.WriteString("; dry run")
+		}
+		out.WriteString("\n")
+	}
+	fmt.Fprintf(&out, "handler: fields %+v, status %d, response %s, jitter %g, log key %t, sweep %v, no metrics %t\n",
+		rules.Headers, rules.Status, rules.Response, rules.Jitter, rules.LogKey, rules.SweepInterval, rules.DisableMetrics)
+	for _, w := range rules.Warnings {
+		out.WriteString("warning: " + w + "\n")
+	}
+	return out.String()
+}
+
+var kindNames = [...]string{
+	"text", "constant", "client address", "remote host", "remote port", "remote", "header", "query", "cookie", "path", "uri", "host", "method", "var", "placeholder",
+}
+
+func describeKey(k *Key) string {
+	var parts []string
+	for _, p := range k.parts {
+		var atoms []string
+		for _, a := range p.atoms {
+			s := kindNames[a.kind]
+			if a.name != "" {
+				s += " " + a.name
+			}
+			if a.mask != (mask{}) {
+				s += fmt.Sprintf(" /%d,%d", a.mask.v4, a.mask.v6)
+			}
+			atoms = append(atoms, s)
+		}
+		s := strings.Join(atoms, " + ")
+		if p.group {
+			s += fmt.Sprintf(" (an address: /%d,%d)", p.mask.v4, p.mask.v6)
+		}
+		parts = append(parts, "<"+s+">")
+	}
+	return strings.Join(parts, " ")
+}

@@ -1,0 +1,421 @@
+// Caddyfile → config. The syntax stands above the function that parses it; what a value may be is not checked here
+// but by compile, which runs at the end of the directive, and whose errors get the line of the value.
+
+package caddyfile
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+// Parse reads a rate_limit directive whose matcher token is already taken off. It numbers unnamed zones over the whole
+// Caddyfile and refuses zones of one name whose settings differ.
+func Parse(h httpcaddyfile.Helper) (*Config, error) {
+	p := &parser{
+		d:      h.Dispenser,
+		config: &Config{},
+		file:   adaptationOf(h.State),
+		prefix: "zone_",
+		matcher: func(t caddyfile.Token) (caddy.ModuleMap, bool, error) {
+			return h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{t})).MatcherToken()
+		},
+	}
+	if h.IsNamedRoute() {
+		p.prefix = "route_zone_" // named routes are adapted apart from the sites, with a count of their own
+	}
+	return p.config, p.directive()
+}
+
+// UnmarshalCaddyfile reads a rate_limit directive where no named matchers are known.
+func (c *Config) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	p := &parser{d: d, config: c, file: adaptationOf(map[string]any{}), prefix: "zone_"}
+	return p.directive()
+}
+
+type parser struct {
+	d       *caddyfile.Dispenser
+	config  *Config
+	file    *adaptation
+	prefix  string // of the names of unnamed zones
+	matcher func(caddyfile.Token) (caddy.ModuleMap, bool, error)
+	// written remembers where each setting stands, to find repeated ones, and the line for an error.
+	written map[spot]caddyfile.Token
+}
+
+// spot is a setting: of a zone, or of the handler when zone is "".
+type spot struct {
+	zone, field string
+	index       int // in a list, or -1
+}
+
+// The words of the language. Some have another name in JSON.
+var (
+	zoneWords = []string{
+		"match", "exempt", "key", "key_fallback", "limit", "algorithm", "burst", "cost",
+		"events", "window", "ipv4_prefix", "ipv6_prefix", "dry_run",
+	}
+	handlerWords = []string{
+		"zone", "headers", "status", "response", "jitter", "log_key", "max_keys", "sweep_interval",
+		"disable_metrics", "storage", "distributed",
+	}
+)
+
+// directive parses
+//
+//	rate_limit [[<key>] <limit> [<zone_size> [<reject_status>]]] {
+//		<zone options, when the limit stands on the first line>
+//		zone <name> [[<key>] <limit>] { ... }
+//		<handler options>
+//	}
+func (p *parser) directive() error {
+	p.written = map[spot]caddyfile.Token{}
+	p.d.Next() // the directive's name
+	p.note("", "", -1)
+	first, err := p.firstLine(p.d.RemainingArgsAsTokens())
+	if err != nil {
+		return err
+	}
+	for nesting := p.d.Nesting(); p.d.NextBlock(nesting); {
+		if err := p.subdirective(first); err != nil {
+			return err
+		}
+	}
+	if p.d.Next() {
+		return p.d.Errf("unexpected %q after the directive", p.d.Val())
+	}
+	if len(p.config.ZoneOrder) < 2 {
+		p.config.ZoneOrder = nil
+	}
+	return p.check()
+}
+
+// firstLine makes the unnamed zone of the directive's line, if there is one, and returns its name. The two last
+// arguments are those of caddy-ext's module, whose rates were written r/s and r/m.
+func (p *parser) firstLine(args []caddyfile.Token) (string, error) {
+	if len(args) == 0 {
+		return "", nil
+	}
+	if len(args) > 4 {
+		return "", errorAt(args[4], fmt.Errorf("unexpected %q; want [<key>] <limit>, with further limits on a limit line in the block", args[4].Text))
+	}
+	name := p.file.unnamed(p.prefix)
+	z := p.addZone(name, p.written[spot{index: -1}])
+	if len(args) > 2 {
+		if rate := args[1].Text; !strings.HasSuffix(rate, "r/s") && !strings.HasSuffix(rate, "r/m") {
+			return "", errorAt(args[2], fmt.Errorf("unexpected %q; want [<key>] <limit>, with further limits on a limit line in the block", args[2].Text))
+		}
+		p.config.MaxKeys = Number(args[2].Text)
+		p.written[spot{"", "max_keys", -1}] = args[2]
+	}
+	if len(args) > 3 {
+		p.config.Status = Number(args[3].Text)
+		p.written[spot{"", "status", -1}] = args[3]
+	}
+	return name, p.keyAndLimit(name, z, args[:min(len(args), 2)])
+}
+
+// keyAndLimit parses [<key>] <limit>.
+func (p *parser) keyAndLimit(name string, z *Zone, args []caddyfile.Token) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if len(args) > 2 {
+		return errorAt(args[2], fmt.Errorf("unexpected %q; want [<key>] <limit>, with further limits on a limit line in the block", args[2].Text))
+	}
+	limit := args[len(args)-1]
+	if len(args) == 1 && slices.ContainsFunc(split(limit.Text), func(p piece) bool { return p.placeholder && !isGlobal(p.text) }) {
+		return errorAt(limit, fmt.Errorf("no limit after the key %q; want one such as 100/1m", limit.Text))
+	}
+	if _, _, err := parseLimit(args[0].Text); err == nil && len(args) == 2 {
+		return errorAt(limit, fmt.Errorf("unexpected %q after the limit %q; want [<key>] <limit>, with further limits on a limit line in the block",
+			limit.Text, args[0].Text))
+	}
+	if len(args) == 2 {
+		z.Key = Texts{args[0].Text}
+		p.written[spot{name, "key", -1}], p.written[spot{name, "key", 0}] = args[0], args[0]
+	}
+	z.Limit = Texts{limit.Text}
+	p.written[spot{name, "limit", 0}] = limit
+	return nil
+}
+
+// subdirective parses one line of the directive's block. first names the zone of the directive's line, or is "".
+func (p *parser) subdirective(first string) error {
+	c, word := p.config, p.d.Val()
+	if slices.Contains(zoneWords, word) {
+		if first == "" {
+			return p.d.Errf("%s belongs in a zone block; want it there, or a limit on the line of rate_limit itself", word)
+		}
+		return p.zoneOption(first, c.Zones[first])
+	}
+	switch word {
+	case "zone":
+		return p.zone()
+	case "headers":
+		return p.texts("", "headers", &c.Headers)
+	case "status":
+		return p.number("", "status", &c.Status)
+	case "response":
+		return p.text("", "response", &c.Response)
+	case "jitter":
+		return p.number("", "jitter", &c.Jitter)
+	case "log_key":
+		return p.flag("", "log_key", &c.LogKey)
+	case "max_keys":
+		return p.number("", "max_keys", &c.MaxKeys)
+	case "sweep_interval":
+		return p.duration("", "sweep_interval", &c.SweepInterval)
+	case "disable_metrics":
+		return p.flag("", "disable_metrics", &c.DisableMetrics)
+	case "distributed", "storage":
+		return p.unsupported(word)
+	}
+	return p.unrecognized(slices.Concat(handlerWords, zoneWords))
+}
+
+// zone parses
+//
+//	zone <name> [[<key>] <limit>] {
+//		<zone options>
+//	}
+func (p *parser) zone() error {
+	if !p.d.NextArg() {
+		return p.d.Errf("zone has no name; want zone <name> [[<key>] <limit>]")
+	}
+	name, at := p.d.Val(), p.d.Token()
+	if _, ok := p.config.Zones[name]; ok {
+		return p.d.Errf("zone %q is written twice here, first at %s; want another name", name, p.config.Zones[name].Place)
+	}
+	z := p.addZone(name, at)
+	if err := p.keyAndLimit(name, z, p.d.RemainingArgsAsTokens()); err != nil {
+		return err
+	}
+	for nesting := p.d.Nesting(); p.d.NextBlock(nesting); {
+		if err := p.zoneOption(name, z); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *parser) addZone(name string, at caddyfile.Token) *Zone {
+	z := &Zone{Place: placeOf(at)}
+	if p.config.Zones == nil {
+		p.config.Zones = map[string]*Zone{}
+	}
+	p.config.Zones[name] = z
+	p.config.ZoneOrder = append(p.config.ZoneOrder, name)
+	p.written[spot{name, "", -1}] = at
+	return z
+}
+
+// zoneOption parses one line of a zone's block.
+func (p *parser) zoneOption(name string, z *Zone) error {
+	switch p.d.Val() {
+	case "match":
+		return p.matchers(name, "match", &z.MatchRaw)
+	case "exempt":
+		return p.matchers(name, "exempt", &z.ExemptRaw)
+	case "key":
+		return p.texts(name, "key", (*[]string)(&z.Key))
+	case "key_fallback":
+		return p.texts(name, "key_fallback", (*[]string)(&z.KeyFallback))
+	case "limit":
+		return p.limit(name, z)
+	case "algorithm":
+		return p.text(name, "algorithm", &z.Algorithm)
+	case "burst":
+		return p.number(name, "burst", &z.Burst)
+	case "cost":
+		return p.number(name, "cost", &z.Cost)
+	case "events":
+		return p.number(name, "max_events", &z.MaxEvents)
+	case "window":
+		return p.duration(name, "window", &z.Window)
+	case "ipv4_prefix":
+		return p.number(name, "ipv4_prefix", &z.IPv4Prefix)
+	case "ipv6_prefix":
+		return p.number(name, "ipv6_prefix", &z.IPv6Prefix)
+	case "dry_run":
+		return p.flag(name, "dry_run", &z.DryRun)
+	}
+	if slices.Contains(handlerWords, p.d.Val()) {
+		return p.d.Errf("%s belongs to rate_limit itself; want it outside of the zone block", p.d.Val())
+	}
+	return p.unrecognized(zoneWords)
+}
+
+// matchers parses, any number of times, each time one more set of which any may match:
+//
+//	match @<name>...
+//	match [<matcher>] {
+//		<matchers>
+//	}
+func (p *parser) matchers(zone, field string, sets *caddyhttp.RawMatcherSets) error {
+	p.note(zone, field, -1)
+	word := p.d.Token()
+	named := false
+	for p.d.NextArg() {
+		if !strings.HasPrefix(p.d.Val(), "@") {
+			p.d.Prev()
+			break
+		}
+		named = true
+		if p.matcher == nil {
+			return p.d.Errf("named matcher %s is not known here; want matchers in a block", p.d.Val())
+		}
+		set, _, err := p.matcher(p.d.Token())
+		if err != nil {
+			return p.d.WrapErr(err)
+		}
+		*sets = append(*sets, set)
+	}
+	if named {
+		if p.d.NextArg() {
+			return p.d.Errf("unexpected %q after a named matcher; want @<name> or matchers in a block", p.d.Val())
+		}
+		return nil
+	}
+	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(p.d)
+	if err != nil {
+		return errorAt(word, err)
+	}
+	if len(set) == 0 {
+		return errorAt(word, fmt.Errorf("%s has no matcher; want @<name> or matchers in a block", field))
+	}
+	*sets = append(*sets, set)
+	return nil
+}
+
+// limit parses, any number of times:
+//
+//	limit <quota>/<window>...
+func (p *parser) limit(zone string, z *Zone) error {
+	word := p.d.Token()
+	args := p.d.RemainingArgsAsTokens()
+	if len(args) == 0 {
+		return errorAt(word, errors.New("limit has no value; want one or several such as 100/1m"))
+	}
+	for _, arg := range args {
+		p.written[spot{zone, "limit", len(z.Limit)}] = arg
+		z.Limit = append(z.Limit, arg.Text)
+	}
+	return nil
+}
+
+// texts parses a list that is written once.
+func (p *parser) texts(zone, field string, to *[]string) error {
+	if err := p.once(zone, field); err != nil {
+		return err
+	}
+	for p.d.NextArg() {
+		p.note(zone, field, len(*to))
+		*to = append(*to, p.d.Val())
+	}
+	if len(*to) == 0 {
+		return p.d.Errf("%s has no value", word(field))
+	}
+	return nil
+}
+
+// text parses one argument that is written once.
+func (p *parser) text(zone, field string, to *string) error {
+	if err := p.once(zone, field); err != nil {
+		return err
+	}
+	if !p.d.NextArg() {
+		return p.d.Errf("%s has no value", word(field))
+	}
+	p.note(zone, field, -1)
+	*to = p.d.Val()
+	if p.d.NextArg() {
+		return p.d.Errf("unexpected %q; %s has one value", p.d.Val(), word(field))
+	}
+	return nil
+}
+
+func (p *parser) number(zone, field string, to *Number) error {
+	if err := p.text(zone, field, (*string)(to)); err != nil {
+		return err
+	}
+	if *to == "" {
+		return p.d.Errf("%s is empty; want a number", word(field))
+	}
+	return nil
+}
+
+func (p *parser) duration(zone, field string, to *caddy.Duration) error {
+	var text string
+	if err := p.text(zone, field, &text); err != nil {
+		return err
+	}
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d <= 0 {
+		return p.d.Errf("%s %q; want a duration above zero, such as 1m", field, text)
+	}
+	*to = caddy.Duration(d)
+	return nil
+}
+
+func (p *parser) flag(zone, field string, to *bool) error {
+	if err := p.once(zone, field); err != nil {
+		return err
+	}
+	if p.d.NextArg() {
+		return p.d.Errf("unexpected %q; %s has no value", p.d.Val(), field)
+	}
+	*to = true
+	return nil
+}
+
+// unsupported reads what caddy-ratelimit's storage and distributed say, so that compile can answer for both forms.
+func (p *parser) unsupported(word string) error {
+	if err := p.once("", word); err != nil {
+		return err
+	}
+	p.d.NextSegment()
+	if word == "distributed" {
+		p.config.Distributed = &Distributed{}
+	} else {
+		p.config.StorageRaw = []byte(`{}`)
+	}
+	return nil
+}
+
+func (p *parser) unrecognized(words []string) error {
+	if p.d.Val() == "{" {
+		return p.d.Errf("unexpected block")
+	}
+	return p.d.Errf("unrecognized subdirective %q%s", p.d.Val(), didYouMean(p.d.Val(), words...))
+}
+
+// once notes a setting that may be written once.
+func (p *parser) once(zone, field string) error {
+	if first, ok := p.written[spot{zone, field, -1}]; ok {
+		return p.d.Errf("%s is written twice, first at %s; want it once", word(field), placeOf(first))
+	}
+	p.note(zone, field, -1)
+	return nil
+}
+
+func (p *parser) note(zone, field string, index int) {
+	p.written[spot{zone, field, index}] = p.d.Token()
+}
+
+// word is the Caddyfile's word for a JSON field.
+func word(field string) string {
+	switch field {
+	case "max_events":
+		return "events"
+	case "rate_limits":
+		return "rate_limit"
+	}
+	return field
+}

@@ -1,0 +1,270 @@
+package fields
+
+import (
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+func limit(t testing.TB, p algorithms.Policy) *algorithms.Limit {
+	t.Helper()
+	l, err := algorithms.Compile("zone", p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func fixed(t testing.TB, quota int64, window time.Duration) *algorithms.Limit {
+	return limit(t, algorithms.Policy{Algorithm: algorithms.FixedWindow, Quota: quota, Window: window})
+}
+
+// F17: Retry-After is never 0, never in the past, never a date, never a fraction, never early.
+func TestF17RetryAfter(t *testing.T) {
+	for wait, want := range map[time.Duration]string{
+		time.Nanosecond:              "1",
+		time.Microsecond:             "1",
+		time.Second:                  "1",
+		time.Second + 1:              "2",
+		1200 * time.Millisecond:      "2",
+		3 * time.Second:              "3",
+		59*time.Second + 1000:        "60",
+		0:                            "1",
+		-time.Hour:                   "1",
+		algorithms.MaxWindow:         "1125899907",
+		algorithms.Never - 1:         "9223372037",
+		math.MaxInt64 / 2:            "4611686019",
+		365*24*time.Hour + time.Hour: "31539600",
+		math.MinInt64:                "1",
+	} {
+		h := make(http.Header)
+		WriteRefusal(h, new(Scratch), wait)
+		if got := h["Retry-After"]; !slices.Equal(got, []string{want}) {
+			t.Errorf("%v: Retry-After %q, want %s", wait, got, want)
+		}
+	}
+	h := make(http.Header)
+	WriteRefusal(h, new(Scratch), algorithms.Never)
+	if got, ok := h["Retry-After"]; ok {
+		t.Errorf("never: Retry-After %q", got)
+	}
+}
+
+// F17, the other half: Retry-After is never earlier than t of the policies that refuse, whatever the
+// algorithm and the moment; and waiting that long is enough.
+func TestF17RetryAfterNotBeforeReset(t *testing.T) {
+	for _, p := range []algorithms.Policy{
+		{Algorithm: algorithms.FixedWindow, Quota: 3, Window: 10 * time.Second},
+		{Algorithm: algorithms.SlidingLog, Quota: 3, Window: 10 * time.Second},
+		{Algorithm: algorithms.SlidingWindow, Quota: 3, Window: 10 * time.Second},
+		{Algorithm: algorithms.TokenBucket, Quota: 3, Window: 10 * time.Second, Burst: 4},
+	} {
+		l := limit(t, p)
+		var c algorithms.Counter
+		var out [1]algorithms.Outcome
+		now := int64(1_796_000_000_123_457)
+		for step := range int64(400) {
+			now += step * 7919
+			charges := []algorithms.Charge{{Key: "k", Limit: l, Cost: 1 + step%3}}
+			state := c.State
+			c = algorithms.Counter{State: state}
+			if algorithms.Decide(now, charges, []*algorithms.Counter{&c}, out[:]) {
+				continue
+			}
+			if !c.Anchored {
+				c = algorithms.Counter{State: state}
+			}
+			retry, reset := RetryAfter(out[0].Retry), seconds(out[0].Next)
+			if retry < reset {
+				t.Fatalf("%v at %d: Retry-After %d before t=%d", p.Algorithm, now, retry, reset)
+			}
+			later := algorithms.Counter{State: state}
+			if !algorithms.Decide(now+retry*1_000_000, charges, []*algorithms.Counter{&later}, out[:]) {
+				t.Fatalf("%v at %d: still refused after Retry-After %d", p.Algorithm, now, retry)
+			}
+		}
+	}
+}
+
+// F18: `headers off` leaves Retry-After and Cache-Control, and nothing else.
+func TestF18HeadersOff(t *testing.T) {
+	set := NewSet(Families{}, 429, NewPolicy("api", fixed(t, 1, time.Minute)))
+	h := make(http.Header)
+	var sc Scratch
+	applied := []Applied{{0, &algorithms.Outcome{Retry: time.Second, Next: time.Second}}}
+	set.Write(h, &sc, applied, time.Time{})
+	WriteRefusal(h, &sc, time.Second)
+	if len(h) != 2 || h.Get("Retry-After") != "1" || h.Get("Cache-Control") != "no-store" {
+		t.Errorf("got %v", h)
+	}
+	if body := string(set.Problem(applied)); !strings.HasSuffix(body, `"violated-policies":["api"]}`) {
+		t.Errorf("body %s", body)
+	}
+}
+
+// F19: what an upstream said survives, in its own slice and order, and ours follows.
+func TestF19UpstreamFieldsSurvive(t *testing.T) {
+	set := NewSet(Default, 429, NewPolicy("api", fixed(t, 100, time.Minute)))
+	shared := make([]string, 1, 8)
+	shared[0] = `"up";r=1`
+	h := http.Header{"Ratelimit": shared}
+	set.Write(h, new(Scratch), []Applied{{0, &algorithms.Outcome{OK: true, Remaining: 99, Next: time.Second}}}, time.Time{})
+	if got := h.Values("RateLimit"); !slices.Equal(got, []string{`"up";r=1`, `"api";r=99;t=1`}) {
+		t.Errorf("RateLimit %q", got)
+	}
+	if hidden := shared[:2]; hidden[1] != "" {
+		t.Errorf("wrote %q into a slice that belongs to someone else", hidden[1])
+	}
+	checkFields(t, h)
+}
+
+// F20: whole seconds or nothing; a bucket's refill is rounded up.
+func TestF20Window(t *testing.T) {
+	bucket := func(quota, burst int64, window time.Duration) *algorithms.Limit {
+		return limit(t, algorithms.Policy{Algorithm: algorithms.TokenBucket, Quota: quota, Window: window, Burst: burst})
+	}
+	for _, c := range []struct {
+		l    *algorithms.Limit
+		want string
+	}{
+		{fixed(t, 100, 24*time.Hour), `"p";q=100;w=86400`},
+		{fixed(t, 100, time.Second), `"p";q=100;w=1`},
+		{fixed(t, 100, 500*time.Millisecond), `"p";q=100`},
+		{fixed(t, 100, 1500*time.Millisecond), `"p";q=100`},
+		{fixed(t, 0, time.Minute), `"p";q=0;w=60`},
+		{bucket(100, 100, time.Minute), `"p";q=100;w=60`},
+		{bucket(100, 1, time.Minute), `"p";q=1;w=1`},
+		{bucket(100, 500, time.Minute), `"p";q=500;w=300`},
+		{bucket(3, 7, time.Second), `"p";q=7;w=3`},
+		{bucket(10, 10, 500*time.Millisecond), `"p";q=10;w=1`},
+	} {
+		if p := NewPolicy("p", c.l); p.item != c.want {
+			t.Errorf("%+v: %s, want %s", c.l.Policy, p.item, c.want)
+		}
+	}
+}
+
+func TestNamesCannotBreakOut(t *testing.T) {
+	p := NewPolicy("a\"\\\r\né b", fixed(t, 1, time.Second))
+	if want := `"a_______b";q=1;w=1`; p.item != want {
+		t.Errorf("%s, want %s", p.item, want)
+	}
+}
+
+// Every response has its own slices: what a handler does to one must not reach another, nor another field.
+func TestEveryResponseHasItsOwnSlices(t *testing.T) {
+	set := NewSet(Families{IETF: true, Draft6: true, X: true}, 429, NewPolicy("api", fixed(t, 100, time.Minute)))
+	write := func() http.Header {
+		h := make(http.Header)
+		var sc Scratch
+		set.Write(h, &sc, []Applied{{0, &algorithms.Outcome{Remaining: 0, Next: time.Second}}}, time.Unix(0, 0))
+		WriteRefusal(h, &sc, time.Second)
+		WriteProblem(h, &sc)
+		return h
+	}
+	first, untouched := write(), write()
+	for name := range first {
+		first[name][0] = "edited"
+		first[name] = append(first[name], "appended")
+	}
+	second := write()
+	for name, values := range second {
+		if !slices.Equal(values, untouched[name]) || len(values) != 1 {
+			t.Errorf("%s: %q after another response was edited", name, values)
+		}
+	}
+	for name, values := range first {
+		if !slices.Equal(values, []string{"edited", "appended"}) {
+			t.Errorf("%s: %q: fields of one response share memory", name, values)
+		}
+	}
+}
+
+// More text than the scratch has room for moves on without touching what was written.
+func TestScratchOverflow(t *testing.T) {
+	var policies []Policy
+	var applied []Applied
+	for i := range 40 {
+		policies = append(policies, NewPolicy(strings.Repeat(string(rune('a'+i%26)), i+1), fixed(t, 1000, time.Minute)))
+		applied = append(applied, Applied{i, &algorithms.Outcome{Remaining: int64(i), Next: time.Minute}})
+	}
+	set := NewSet(Families{IETF: true, X: true}, 429, policies...)
+	h := make(http.Header)
+	var sc Scratch
+	set.Write(h, &sc, applied[:1], time.Unix(1000, 0))
+	small := h.Get("RateLimit")
+	set.Write(h, &sc, applied, time.Unix(1000, 0))
+	WriteRefusal(h, &sc, time.Minute)
+	if h["Ratelimit"][0] != small || small != `"a";r=0;t=60` {
+		t.Errorf("an earlier text changed to %q", h["Ratelimit"][0])
+	}
+	if got := h["Ratelimit"][1]; !strings.HasPrefix(got, `"a";r=0;t=60, "bb";r=1;t=60, `) || strings.Count(got, ";t=60") != 40 {
+		t.Errorf("RateLimit %q", got)
+	}
+	if h.Get("Retry-After") != "60" || h.Get("X-RateLimit-Reset") != "1060" {
+		t.Errorf("got %v", h)
+	}
+}
+
+// The whole request is allowed two allocations; these fields take none of them once the scratch is there.
+func TestNoAllocations(t *testing.T) {
+	set := NewSet(Default, 429, NewPolicy("api", fixed(t, 100, time.Minute)), NewPolicy("login", fixed(t, 5, time.Hour)))
+	outcomes := []algorithms.Outcome{{OK: true, Remaining: 99, Next: time.Second}, {Remaining: 0, Next: time.Hour, Retry: time.Hour}}
+	applied := []Applied{{0, &outcomes[0]}, {1, &outcomes[1]}}
+	h := make(http.Header, 8)
+	sc := new(Scratch)
+	for name, c := range map[string]struct {
+		want float64
+		f    func()
+	}{
+		"passing, one zone":  {0, func() { set.Write(h, sc, applied[:1], time.Time{}) }},
+		"passing, two zones": {0, func() { set.Write(h, sc, applied, time.Time{}) }},
+		"refused": {0, func() {
+			set.Write(h, sc, applied, time.Time{})
+			WriteRefusal(h, sc, time.Hour)
+			WriteProblem(h, sc)
+			set.Problem(applied)
+		}},
+	} {
+		got := testing.AllocsPerRun(100, func() {
+			clear(h)
+			*sc = Scratch{}
+			c.f()
+		})
+		if got != c.want {
+			t.Errorf("%s: %v allocations, want %v", name, got, c.want)
+		}
+	}
+}
+
+func BenchmarkWrite(b *testing.B) {
+	set := NewSet(Default, 429, NewPolicy("api", fixed(b, 100, time.Minute)), NewPolicy("login", fixed(b, 5, time.Hour)))
+	outcomes := []algorithms.Outcome{{OK: true, Remaining: 99, Next: time.Second}, {OK: true, Remaining: 4, Next: time.Hour}}
+	applied := []Applied{{0, &outcomes[0]}, {1, &outcomes[1]}}
+	h := make(http.Header, 8)
+	for name, n := range map[string]int{"one zone": 1, "two zones": 2} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				clear(h)
+				sc := new(Scratch)
+				set.Write(h, sc, applied[:n], time.Time{})
+			}
+		})
+	}
+	b.Run("refused", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			clear(h)
+			sc := new(Scratch)
+			set.Write(h, sc, applied[:1], time.Time{})
+			WriteRefusal(h, sc, time.Hour)
+			WriteProblem(h, sc)
+		}
+	})
+}

@@ -1,0 +1,115 @@
+package fields
+
+// One limit as it stands on the wire: the texts that never change, written once at load.
+
+import (
+	"math/bits"
+	"strconv"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+// MaxInteger is the largest Integer of Structured Fields (RFC 9651, section 3.3.1). Larger numbers are sent as this one.
+const MaxInteger = 999_999_999_999_999
+
+// Policy is a limit under the name that clients see.
+type Policy struct {
+	name     string
+	capacity int64
+	item     string // of RateLimit-Policy: "api";q=100;w=60
+	limit    string // how the item of RateLimit begins: "api";r=
+	draft6   string // of draft 6's RateLimit-Policy: 100;w=60; empty when there is no whole-second window, which it requires
+}
+
+// NewPolicy prepares the texts of a limit. Names are checked where they are configured; a byte that may not
+// stand in one (outside letters, digits and _.-) becomes an underscore here, so that no name can break a field.
+func NewPolicy(name string, l *algorithms.Limit) Policy {
+	name = safe(name)
+	q := strconv.FormatInt(clamp(l.Capacity), 10)
+	p := Policy{
+		name:     name,
+		capacity: l.Capacity,
+		item:     `"` + name + `";q=` + q,
+		limit:    `"` + name + `";r=`,
+	}
+	if w := window(l); w > 0 {
+		text := ";w=" + strconv.FormatInt(w, 10)
+		p.item += text
+		p.draft6 = q + text
+	}
+	return p
+}
+
+// Name returns the name that clients see.
+func (p *Policy) Name() string { return p.name }
+
+// window returns the policy's window in whole seconds, 0 when it has none that is true. A bucket's is the time in
+// which it refills, rounded up: to claim that more comes back in less time would be a promise that is not kept.
+func window(l *algorithms.Limit) int64 {
+	if l.Algorithm.Bucket() {
+		return clamp(seconds(l.Refill()))
+	}
+	if l.Window%time.Second != 0 {
+		return 0
+	}
+	return clamp(seconds(l.Window))
+}
+
+// appendLimit writes the item of RateLimit: r and, unless nothing more can become available, t.
+func (p *Policy) appendLimit(dst []byte, o *algorithms.Outcome) []byte {
+	dst = append(dst, p.limit...)
+	dst = strconv.AppendInt(dst, clamp(o.Remaining), 10)
+	if o.Next != algorithms.Never {
+		dst = append(dst, ";t="...)
+		dst = strconv.AppendInt(dst, clamp(seconds(o.Next)), 10)
+	}
+	return dst
+}
+
+// Tighter reports whether outcome a of a limit with capacity p is closer to exhaustion than b of one with capacity q:
+// the smaller share remains, or the same share and the longer wait for more. Shares are compared as fractions, exactly.
+func Tighter(p int64, a *algorithms.Outcome, q int64, b *algorithms.Outcome) bool {
+	// a/p < b/q; a capacity of 0 counts as 1, since nothing of it remains either way
+	hi1, lo1 := bits.Mul64(uint64(max(a.Remaining, 0)), uint64(max(q, 1)))
+	hi2, lo2 := bits.Mul64(uint64(max(b.Remaining, 0)), uint64(max(p, 1)))
+	if hi1 != hi2 {
+		return hi1 < hi2
+	}
+	if lo1 != lo2 {
+		return lo1 < lo2
+	}
+	return a.Next > b.Next
+}
+
+// seconds rounds up, so that no client is told to come back too early.
+func seconds(d time.Duration) int64 {
+	if d <= 0 {
+		return 0
+	}
+	s := int64(d / time.Second)
+	if d%time.Second > 0 {
+		s++
+	}
+	return s
+}
+
+func clamp(n int64) int64 { return max(0, min(n, MaxInteger)) }
+
+func safe(name string) string {
+	ok := func(c byte) bool {
+		return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '.' || c == '-'
+	}
+	for i := range len(name) {
+		if !ok(name[i]) {
+			b := []byte(name)
+			for j := range b {
+				if !ok(b[j]) {
+					b[j] = '_'
+				}
+			}
+			return string(b)
+		}
+	}
+	return name
+}

@@ -1,0 +1,242 @@
+package fields
+
+// All policies of a handler, and the one function that a response goes through.
+
+import (
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+// The canonical keys: see the package documentation.
+const (
+	keyPolicy     = "Ratelimit-Policy"
+	keyLimit      = "Ratelimit"
+	keyRetryAfter = "Retry-After"
+	keyCache      = "Cache-Control"
+)
+
+// oneValue names the fields of a family that shows one rule only.
+type oneValue struct{ limit, remaining, reset string }
+
+var (
+	draft6Keys = oneValue{"Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset"}
+	xKeys      = oneValue{"X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset"}
+)
+
+// Applied says that a policy of the set applied to the request, and what its limit answered.
+type Applied struct {
+	// Policy is the index of the policy in the slice given to [NewSet].
+	Policy int
+	// Outcome is nil when the limit was not asked because another one had refused before: the
+	// policy is then sent, its state is not.
+	Outcome *algorithms.Outcome
+}
+
+// Set is what a handler needs to speak to clients about its policies. It is immutable and safe for concurrent use.
+type Set struct {
+	families Families
+	policies []Policy
+	// first[i] is the first policy with the name of policy i. Two rules may name one zone; a list must not
+	// name a policy twice.
+	first      []int
+	duplicates bool
+	// policyTexts holds the policy list for every combination of rules, by bit mask; nil with too many rules.
+	policyTexts []string
+	problem     problem
+}
+
+// maxMasked is up to how many policies every combination is written at load: 64 short texts.
+const maxMasked = 6
+
+// NewSet prepares the policies of a handler in the order of its rules (dry-run rules are left out: they are
+// not told to clients). Status is that of a refusal, for the problem body.
+func NewSet(families Families, status int, policies ...Policy) *Set {
+	s := &Set{families: families, policies: policies, first: make([]int, len(policies))}
+	for i := range policies {
+		s.first[i] = slices.IndexFunc(policies, func(p Policy) bool { return p.name == policies[i].name })
+		s.duplicates = s.duplicates || s.first[i] != i
+	}
+	if len(policies) <= maxMasked {
+		s.policyTexts = make([]string, 1<<len(policies))
+		for mask := range s.policyTexts {
+			s.policyTexts[mask] = string(s.appendPolicies(nil, unmask(mask)))
+		}
+	}
+	s.problem = newProblem(status, policies)
+	return s
+}
+
+// NeedsNow reports whether Write reads its argument now, so that the others need not read a clock.
+func (s *Set) NeedsNow() bool { return s.families.X && !s.families.XDelta }
+
+// Write adds the fields for the policies that applied, in the order of the rules. Nothing applied: no fields.
+// Lists that something else already set are kept, and ours are added as further items; the one-value families
+// cannot hold a second value, so one that is already there stays as it is and ours is left out.
+//
+// now is the wall clock, read after the decision; it matters only if [Set.NeedsNow].
+func (s *Set) Write(h http.Header, sc *Scratch, applied []Applied, now time.Time) {
+	if len(applied) == 0 || s.families == (Families{}) {
+		return
+	}
+	if s.duplicates {
+		applied = s.merge(applied)
+	}
+	if s.families.IETF || s.families.Draft6 {
+		sc.add(h, keyPolicy, s.policyText(sc, applied))
+	}
+	if s.families.IETF {
+		sc.add(h, keyLimit, s.limitText(sc, applied))
+	}
+	if s.families.Draft6 || s.families.X {
+		s.writeTightest(h, sc, applied, now)
+	}
+}
+
+// merge leaves one entry per name, the tightest, at the place of the first.
+func (s *Set) merge(applied []Applied) []Applied {
+	merged := make([]Applied, 0, len(applied))
+	for _, a := range applied {
+		a.Policy = s.first[a.Policy]
+		i := slices.IndexFunc(merged, func(m Applied) bool { return m.Policy == a.Policy })
+		switch {
+		case i < 0:
+			merged = append(merged, a)
+		case s.tighter(a, merged[i]):
+			merged[i] = a
+		}
+	}
+	return merged
+}
+
+// tighter compares as the function of that name does; what was not asked is looser than everything.
+func (s *Set) tighter(a, b Applied) bool {
+	if a.Outcome == nil || b.Outcome == nil {
+		return a.Outcome != nil
+	}
+	return Tighter(s.policies[a.Policy].capacity, a.Outcome, s.policies[b.Policy].capacity, b.Outcome)
+}
+
+// policyText is a text written at load, or with very many rules one written now.
+func (s *Set) policyText(sc *Scratch, applied []Applied) string {
+	if s.policyTexts == nil {
+		sc.start()
+		sc.text = s.appendPolicies(sc.text, applied)
+		return sc.finish()
+	}
+	mask := 0
+	for i := range applied {
+		mask |= 1 << applied[i].Policy
+	}
+	return s.policyTexts[mask]
+}
+
+func (s *Set) appendPolicies(dst []byte, applied []Applied) []byte {
+	start := len(dst)
+	for i := range applied {
+		p := &s.policies[applied[i].Policy]
+		item := p.item
+		if !s.families.IETF {
+			item = p.draft6
+		}
+		if item == "" {
+			continue
+		}
+		if len(dst) > start {
+			dst = append(dst, ", "...)
+		}
+		dst = append(dst, item...)
+	}
+	return dst
+}
+
+// limitText writes the list of RateLimit: one item for each policy that was asked.
+func (s *Set) limitText(sc *Scratch, applied []Applied) string {
+	sc.start()
+	for i := range applied {
+		if applied[i].Outcome == nil {
+			continue
+		}
+		if sc.started() {
+			sc.text = append(sc.text, ", "...)
+		}
+		sc.text = s.policies[applied[i].Policy].appendLimit(sc.text, applied[i].Outcome)
+	}
+	return sc.finish()
+}
+
+// writeTightest sends the families that have room for one rule: the one closest to exhaustion.
+func (s *Set) writeTightest(h http.Header, sc *Scratch, applied []Applied, now time.Time) {
+	shown := applied[0]
+	for _, a := range applied[1:] {
+		if s.tighter(a, shown) {
+			shown = a
+		}
+	}
+	if shown.Outcome == nil {
+		return // none was asked, so there is nothing true to say
+	}
+	next := shown.Outcome.Next
+	if s.families.Draft6 {
+		s.writeOne(h, sc, draft6Keys, shown, seconds(next))
+	}
+	if s.families.X && s.families.XDelta {
+		s.writeOne(h, sc, xKeys, shown, seconds(next))
+	} else if s.families.X {
+		at := now.Add(min(next, maxNext))
+		epoch := at.Unix()
+		if at.Nanosecond() > 0 {
+			epoch++
+		}
+		s.writeOne(h, sc, xKeys, shown, epoch)
+	}
+}
+
+// maxNext keeps a moment within what time.Time adds without overflow. No window is as long.
+const maxNext = 200 * 365 * 24 * time.Hour
+
+func (s *Set) writeOne(h http.Header, sc *Scratch, keys oneValue, shown Applied, reset int64) {
+	if len(h[keys.limit]) > 0 || len(h[keys.remaining]) > 0 || len(h[keys.reset]) > 0 {
+		return
+	}
+	sc.add(h, keys.limit, sc.number(s.policies[shown.Policy].capacity))
+	sc.add(h, keys.remaining, sc.number(shown.Outcome.Remaining))
+	if shown.Outcome.Next != algorithms.Never {
+		sc.add(h, keys.reset, sc.number(reset))
+	}
+}
+
+// WriteRefusal adds what every refusal carries: it must not be cached, and Retry-After says when to come back:
+// whole seconds, rounded up, at least 1. With [algorithms.Never] there is no such moment and no field. A later
+// Retry-After that is already there (an error route inside a limited route) is kept.
+func WriteRefusal(h http.Header, sc *Scratch, retry time.Duration) {
+	delete(h, keyCache)
+	sc.add(h, keyCache, "no-store")
+	if retry == algorithms.Never {
+		return
+	}
+	wait := RetryAfter(retry)
+	if old := h[keyRetryAfter]; len(old) > 0 {
+		if n, err := strconv.ParseInt(old[0], 10, 64); err == nil && n >= wait {
+			return
+		}
+		delete(h, keyRetryAfter)
+	}
+	sc.add(h, keyRetryAfter, sc.number(wait))
+}
+
+// RetryAfter is a wait in whole seconds as Retry-After gives it: rounded up, at least 1.
+func RetryAfter(retry time.Duration) int64 { return clamp(max(seconds(retry), 1)) }
+
+// unmask lists the policies of a bit mask as if none of them had been asked.
+func unmask(mask int) (applied []Applied) {
+	for i := 0; mask>>i > 0; i++ {
+		if mask>>i&1 == 1 {
+			applied = append(applied, Applied{Policy: i})
+		}
+	}
+	return applied
+}

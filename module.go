@@ -1,0 +1,327 @@
+// Package sluice is a rate limiter for Caddy: the HTTP handler module http.handlers.rate_limit.
+//
+// This file is the way of one request from top to bottom: which rules apply, what the store says, what the client
+// is told, and whether the request goes on. How counting works is in package algorithms, what the configuration
+// means in package caddyfile.
+package sluice
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/fields"
+	"github.com/caddy-sluice/sluice/telemetry"
+)
+
+func init() {
+	caddy.RegisterModule(new(Handler))
+	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
+	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
+}
+
+// Handler limits the rate of requests: all of its zones that match a request are decided at one instant and charged
+// together, or not at all, before the request goes on to the handlers behind it.
+//
+// A refused request is answered with status 429, a Retry-After that is true, and a problem+json body or the site's error
+// routes. Every response that a zone applied to says what is left in the fields RateLimit and RateLimit-Policy.
+type Handler struct {
+	caddyfile.Config
+
+	settings *caddyfile.Rules
+	rules    []*rule
+	fields   *fields.Set
+	store    algorithms.Store
+	reporter *telemetry.Reporter
+	logger   *zap.Logger
+}
+
+// rule is a compiled rule with what it holds while the config lives.
+type rule struct {
+	*caddyfile.Rule
+	zone    *zone
+	metrics *telemetry.Zone
+	policy  int         // index in the handler's fields of the first limit's policy
+	badCost atomic.Bool // a cost that is no number was logged
+	// ahead is what rules of later handlers were seen to take from the same counter on the same request. Only requests
+	// tell, since which handlers a request meets depends on routes. A refused request never gets to those
+	// handlers, and must yet be told a wait that is long enough for them too.
+	ahead atomic.Int64
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.rate_limit", New: func() caddy.Module { return new(Handler) }}
+}
+
+// Provision compiles the config and opens its zones. It changes nothing that a running config uses.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	h.logger = ctx.Logger()
+	loaded, err := ctx.App("rate_limit")
+	if err != nil {
+		return err
+	}
+	app := loaded.(*App)
+	app.name(&h.Config)
+	settings, err := caddyfile.Compile(ctx, &h.Config)
+	if err != nil {
+		return err
+	}
+	for _, warning := range settings.Warnings {
+		h.logger.Warn(warning)
+	}
+	if h.reporter, err = telemetry.NewReporter(ctx, settings.LogKey); err != nil {
+		return err
+	}
+	h.settings, h.store = settings, local
+	app.sweepEvery(settings.SweepInterval)
+	return h.open(ctx, app)
+}
+
+// open joins the rules to the config and opens their metrics. Those are in h.rules, so that Cleanup closes them and no more.
+func (h *Handler) open(ctx caddy.Context, app *App) error {
+	var policies []fields.Policy
+	for _, compiled := range h.settings.Rules {
+		zone, err := app.join(compiled, h.logger)
+		if err != nil {
+			return err
+		}
+		r := &rule{Rule: compiled, zone: zone, policy: len(policies)}
+		h.rules = append(h.rules, r)
+		if !h.settings.DisableMetrics {
+			r.metrics, err = telemetry.Open(ctx.GetMetricsRegistry(), telemetry.Source{
+				Zone: r.Zone, Store: "local", Limits: r.Limits, IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
+				Keys: zone.counters.Keys, Evictions: zone.counters.Evictions,
+			})
+			if err != nil {
+				return fmt.Errorf("registering metrics of zone %s: %w", r.Zone, err)
+			}
+		}
+		if !r.DryRun {
+			for i, limit := range r.Limits {
+				policies = append(policies, fields.NewPolicy(r.Names[i], limit))
+			}
+		}
+	}
+	h.fields = fields.NewSet(h.settings.Headers, h.settings.Status, policies...)
+	return nil
+}
+
+// Cleanup ends the rules' metrics; the zones are the app's to release.
+func (h *Handler) Cleanup() error {
+	for _, r := range h.rules {
+		r.metrics.Close()
+	}
+	return nil
+}
+
+// ServeHTTP lets the request go on, or answers it.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if refused, err := h.limit(w, r); refused || err != nil {
+		return err
+	}
+	return next.ServeHTTP(w, r)
+}
+
+// limit decides about the request. It tells the client in w's header, or if the request is refused in the whole response.
+func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (refused bool, err error) {
+	start := monotonic()
+	q := newQuestion(r)
+	defer q.release()
+	if err := h.ask(q); err != nil || len(q.asked) == 0 {
+		return false, err
+	}
+	if err := h.store.Apply(r.Context(), q.charges, q.outcomes); err != nil {
+		return false, caddyhttp.Error(http.StatusInternalServerError, err)
+	}
+	q.remember()
+	h.tell(w, q)
+	h.count(q, monotonic()-start)
+	if binding := algorithms.Binding(q.charges, q.outcomes); binding >= 0 {
+		return true, h.refuse(w, q, binding)
+	}
+	return false, nil
+}
+
+// ask finds the rules that apply to the request and makes their charges.
+func (h *Handler) ask(q *question) error {
+	for _, rule := range h.rules {
+		if q.record.knows(rule) {
+			continue // a re-entry: a rule charges a request at most once
+		}
+		applies, err := rule.applies(q.r)
+		if err != nil {
+			return err
+		}
+		if !applies {
+			continue
+		}
+		key, ok, err := q.key(rule)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
+		}
+		q.charge(rule, key, h.cost(rule, q.r))
+	}
+	return nil
+}
+
+// applies reports whether the rule is about the request, and counts it if it is exempt.
+func (r *rule) applies(req *http.Request) (bool, error) {
+	matches, err := r.Match.AnyMatchWithError(req)
+	if err != nil || !matches || len(r.Exempt) == 0 {
+		return matches, err
+	}
+	exempt, err := r.Exempt.AnyMatchWithError(req)
+	if exempt {
+		r.metrics.Count(telemetry.Exempt, 0)
+	}
+	return !exempt, err
+}
+
+// cost is what the request takes from the rule's counters.
+func (h *Handler) cost(rule *rule, r *http.Request) int64 {
+	units, ok := rule.Cost.Units(r)
+	if !ok {
+		rule.metrics.CountBadCost()
+		if !rule.badCost.Swap(true) {
+			h.logger.Warn("a cost is not a whole number of at least 0 and counts as 1; this is logged once", zap.String("zone", rule.Zone))
+		}
+	}
+	return units
+}
+
+// tell writes the response fields of the enforced rules that applied.
+func (h *Handler) tell(w http.ResponseWriter, q *question) {
+	for _, a := range q.asked {
+		if a.rule.DryRun {
+			continue
+		}
+		for i := range a.rule.Limits {
+			q.applied = append(q.applied, fields.Applied{Policy: a.rule.policy + i, Outcome: &q.outcomes[a.first+i]})
+		}
+	}
+	var now time.Time
+	if h.fields.NeedsNow() {
+		now = time.Now()
+	}
+	h.fields.Write(w.Header(), &q.record.scratch, q.applied, now)
+}
+
+// count adds the decision to the metrics, and reports what dry runs would have refused.
+func (h *Handler) count(q *question, took time.Duration) {
+	for _, a := range q.asked {
+		limit, refused := a.refusedBy(q)
+		switch {
+		case !a.rule.DryRun && !refused:
+			a.rule.metrics.Count(telemetry.Passed, took)
+		case !a.rule.DryRun:
+			a.rule.metrics.Count(telemetry.Refused, took)
+		case !refused:
+			a.rule.metrics.Count(telemetry.PassedDryRun, took)
+		default:
+			a.rule.metrics.Count(telemetry.RefusedDryRun, took)
+			h.report(q, a, q.outcomes[a.first+limit].Retry)
+		}
+	}
+}
+
+// refuse answers the client, with the wait of the charge that binds.
+func (h *Handler) refuse(w http.ResponseWriter, q *question, binding int) error {
+	a := q.ownerOf(binding)
+	wait := h.jitter(q.outcomes[binding].Retry)
+	policy := a.rule.Names[binding-a.first]
+	q.record.refusal = refusal{zone: a.rule.Zone, policy: policy, wait: wait}
+	fields.WriteRefusal(w.Header(), &q.record.scratch, wait)
+	h.report(q, a, wait)
+	if err := h.asError(q.r, policy); err != nil {
+		return err
+	}
+	fields.WriteProblem(w.Header(), &q.record.scratch)
+	w.WriteHeader(h.settings.Status)
+	_, err := w.Write(h.fields.Problem(q.applied))
+	return err
+}
+
+// jitter lengthens a wait by a random share, so that the refused do not all return at once. Never stays never.
+func (h *Handler) jitter(wait time.Duration) time.Duration {
+	if h.settings.Jitter == 0 || wait == algorithms.Never {
+		return wait
+	}
+	return wait + time.Duration(rand.Float64()*h.settings.Jitter*float64(wait))
+}
+
+func (h *Handler) report(q *question, a asked, wait time.Duration) {
+	key := q.charges[a.first].Key
+	if h.settings.LogKey {
+		key = strings.Clone(key) // subscribers may keep it
+	}
+	h.reporter.Refused(q.r, telemetry.Refusal{
+		Zone: a.rule.Zone, Key: key, Text: caddyfile.Text, Wait: wait, DryRun: a.rule.DryRun, Now: monotonic(),
+	})
+}
+
+// asError returns the error that lets an error route answer, or nil when this handler is to answer itself: always
+// within an error route, where a returned error would lose to the one that led there.
+func (h *Handler) asError(r *http.Request, policy string) error {
+	if _, within := r.Context().Value(caddyhttp.ErrorCtxKey).(error); within || h.settings.Response == caddyfile.ResponseProblem {
+		return nil
+	}
+	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if h.settings.Response == caddyfile.ResponseAuto && (server == nil || server.Errors == nil) {
+		return nil // before making the error, which costs more than the decision
+	}
+	err := caddyhttp.Error(h.settings.Status, fmt.Errorf("rate limit exceeded: %s", policy))
+	if h.settings.Response == caddyfile.ResponseError || answered(server.Errors.Routes, server.Errors.WithError(r, err)) {
+		return err
+	}
+	return nil
+}
+
+// answered reports whether one of the error routes is about the request and its error. It looks into subroutes, because that is
+// where `handle_errors 404` keeps its status; a matcher that fails is left to fail in the route.
+func answered(routes caddyhttp.RouteList, r *http.Request) bool {
+	for _, route := range routes {
+		if matches, err := route.MatcherSets.AnyMatchWithError(r); !matches && err == nil {
+			continue
+		}
+		for _, handler := range route.Handlers {
+			sub, ok := handler.(*caddyhttp.Subroute)
+			if !ok || answered(sub.Routes, r) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+var processStart = time.Now()
+
+// monotonic is the time since the process started; it never steps.
+func monotonic() time.Duration { return time.Since(processStart) }
+
+func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	config, err := caddyfile.Parse(h)
+	if err != nil {
+		return nil, err
+	}
+	return &Handler{Config: *config}, nil
+}
+
+var (
+	_ caddy.Provisioner           = (*Handler)(nil)
+	_ caddy.CleanerUpper          = (*Handler)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Handler)(nil)
+)
