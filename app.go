@@ -26,7 +26,8 @@ var local = memstore.New()
 type App struct {
 	mu    sync.Mutex
 	zones map[string]*zone
-	sweep time.Duration // the shortest interval that a handler asked for
+	named map[string]int // how many handlers got a name that was made up for them
+	sweep time.Duration  // the shortest interval that a handler asked for
 	stop  context.CancelFunc
 }
 
@@ -49,7 +50,20 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // Provision prepares the app for its handlers, which join it while they are provisioned.
 func (a *App) Provision(caddy.Context) error {
 	a.zones = make(map[string]*zone)
+	a.named = make(map[string]int)
 	return nil
+}
+
+// name tells apart the zones of handlers whose config gives them none: in JSON of caddy-ext's form, two handlers
+// with the same key and rate do not share a counter.
+func (a *App) name(c *caddyfile.Config) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if name := c.Unnamed(); name != "" {
+		if a.named[name]++; a.named[name] > 1 {
+			c.SetName(fmt.Sprintf("%s-%d", name, a.named[name]))
+		}
+	}
 }
 
 // join adds a handler's rule to the config and opens its zone, or says which other rule it contradicts.

@@ -53,6 +53,10 @@ type rule struct {
 	metrics *telemetry.Zone
 	policy  int         // index in the handler's fields of the first limit's policy
 	badCost atomic.Bool // a cost that is no number was logged
+	// ahead is what rules of later handlers were seen to take from the same counter on the same request. Only requests
+	// tell, since which handlers a request meets depends on routes. A refused request never gets to those
+	// handlers, and must yet be told a wait that is long enough for them too.
+	ahead atomic.Int64
 }
 
 // CaddyModule returns the Caddy module information.
@@ -63,6 +67,12 @@ func (*Handler) CaddyModule() caddy.ModuleInfo {
 // Provision compiles the config and opens its zones. It changes nothing that a running config uses.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	loaded, err := ctx.App("rate_limit")
+	if err != nil {
+		return err
+	}
+	app := loaded.(*App)
+	app.name(&h.Config)
 	settings, err := caddyfile.Compile(ctx, &h.Config)
 	if err != nil {
 		return err
@@ -70,16 +80,12 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	for _, warning := range settings.Warnings {
 		h.logger.Warn(warning)
 	}
-	app, err := ctx.App("rate_limit")
-	if err != nil {
-		return err
-	}
 	if h.reporter, err = telemetry.NewReporter(ctx, settings.LogKey); err != nil {
 		return err
 	}
 	h.settings, h.store = settings, local
-	app.(*App).sweepEvery(settings.SweepInterval)
-	return h.open(ctx, app.(*App))
+	app.sweepEvery(settings.SweepInterval)
+	return h.open(ctx, app)
 }
 
 // open joins the rules to the config and opens their metrics. Those are in h.rules, so that Cleanup closes them and no more.
@@ -107,7 +113,7 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 			}
 		}
 	}
-	h.fields = fields.NewSet(fields.Families{IETF: h.settings.Headers.IETF, Draft6: h.settings.Headers.Draft6, X: h.settings.Headers.X, XDelta: h.settings.Headers.Delta}, h.settings.Status, policies...)
+	h.fields = fields.NewSet(h.settings.Headers, h.settings.Status, policies...)
 	return nil
 }
 

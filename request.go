@@ -83,7 +83,7 @@ func (q *question) charge(r *rule, key string, cost int64) {
 	q.asked = append(q.asked, asked{rule: r, first: len(q.charges)})
 	for i, limit := range r.Limits {
 		q.charges = append(q.charges, algorithms.Charge{
-			Key: key, Limit: limit, Cost: cost, DryRun: r.DryRun, Held: q.record.held(r, i, key),
+			Key: key, Limit: limit, Cost: cost, DryRun: r.DryRun, Held: q.record.held(r, i, key, cost) + r.ahead.Load(),
 		})
 		q.outcomes = append(q.outcomes, algorithms.Outcome{})
 	}
@@ -179,20 +179,27 @@ func (rec *record) knows(r *rule) bool {
 	return false
 }
 
-// held is what the request has already taken from the counter of the rule's limit under another rule.
-func (rec *record) held(r *rule, limit int, key string) (units int64) {
+// held is what the request has already taken from the counter of the rule's limit under other rules. Those learn
+// what is still to come behind them.
+func (rec *record) held(r *rule, limit int, key string, cost int64) (units int64) {
 	if rec == nil || !r.zone.shared() {
 		return 0
 	}
-	for i := range rec.answers {
-		if a := &rec.answers[i]; a.rule.Limits[a.limit].Space == r.Limits[limit].Space && a.key == key {
-			units += a.taken
+	for i := len(rec.answers) - 1; i >= 0; i-- {
+		a := &rec.answers[i]
+		if a.taken == 0 || a.rule.Limits[a.limit].Space != r.Limits[limit].Space || a.key != key {
+			continue
 		}
+		if ahead := cost + units; !r.DryRun && ahead > a.rule.ahead.Load() {
+			a.rule.ahead.Store(ahead) // of two at once one may be lost until the next request
+		}
+		units += a.taken
 	}
 	return units
 }
 
-// placeholder serves {http.rate_limit.…}.
+// placeholder serves {http.rate_limit.…}. What has no value is empty and not unknown: header_up sends the unknown as it is
+// written, braces included.
 func (rec *record) placeholder(name string) (any, bool) {
 	name, ok := strings.CutPrefix(name, "http.rate_limit.")
 	if !ok {
@@ -200,7 +207,7 @@ func (rec *record) placeholder(name string) (any, bool) {
 	}
 	dot := strings.LastIndexByte(name, '.')
 	if dot < 0 {
-		return nil, false
+		return "", true
 	}
 	zone, what := name[:dot], name[dot+1:]
 	if zone == "exceeded" && rec.refusal.zone != "" {
@@ -209,9 +216,9 @@ func (rec *record) placeholder(name string) (any, bool) {
 		}
 	}
 	if a := rec.tightest(zone); a != nil {
-		return a.placeholder(what)
+		return a.placeholder(what), true
 	}
-	return nil, false
+	return "", true
 }
 
 func (f *refusal) placeholder(what string) (any, bool) {
@@ -243,21 +250,21 @@ func (a *answer) tighter(b *answer) bool {
 	return fields.Tighter(a.rule.Limits[a.limit].Capacity, &a.outcome, b.rule.Limits[b.limit].Capacity, &b.outcome)
 }
 
-func (a *answer) placeholder(what string) (any, bool) {
+func (a *answer) placeholder(what string) any {
 	switch what {
 	case "limit":
-		return a.rule.Limits[a.limit].Capacity, true
+		return a.rule.Limits[a.limit].Capacity
 	case "remaining":
-		return a.outcome.Remaining, true
+		return a.outcome.Remaining
 	case "reset":
 		if a.outcome.Next == algorithms.Never {
-			return 0, true
+			return 0
 		}
-		return fields.RetryAfter(a.outcome.Next), true
+		return fields.RetryAfter(a.outcome.Next)
 	case "status":
-		return a.result().String(), true
+		return a.result().String()
 	}
-	return nil, false
+	return ""
 }
 
 func (a *answer) result() telemetry.Result {

@@ -19,13 +19,14 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/fields"
 )
 
 // Rules is a compiled config.
 type Rules struct {
 	// Rules in the order of the file, which breaks ties.
 	Rules          []*Rule
-	Headers        Headers
+	Headers        fields.Families
 	Status         int
 	Response       Response
 	Jitter         float64 // the largest share by which a Retry-After grows, 0 to 1
@@ -73,13 +74,6 @@ func (r *Rule) Settings() string {
 	return s.String()
 }
 
-// Headers says which response fields clients get.
-type Headers struct {
-	IETF, Draft6, X bool
-	// Delta: X-RateLimit-Reset in seconds from now instead of a Unix time.
-	Delta bool
-}
-
 // Response says what a refusal is made of.
 type Response uint8
 
@@ -100,7 +94,8 @@ const (
 	exactQuota = 10
 )
 
-// Compile checks a config and turns it into rules. It loads the matchers of c's zones into ctx.
+// Compile checks a config and turns it into rules. It loads the matchers of c's zones into ctx, which takes them out of c,
+// so a config is compiled once.
 // The error names the JSON path, or the line of the Caddyfile that the config was adapted from,
 // the value that was wrong, and what would be right.
 func Compile(ctx caddy.Context, c *Config) (*Rules, error) {
@@ -250,7 +245,7 @@ func handlerError(field string, err error) error {
 func (k *compiler) headers() error {
 	words, h := k.c.Headers, &k.rules.Headers
 	if len(words) == 0 {
-		h.IETF = true
+		*h = fields.Default
 		return nil
 	}
 	for i, word := range words {
@@ -275,7 +270,7 @@ func (k *compiler) headers() error {
 			if i == 0 || words[i-1] != "x" {
 				return fail("%q belongs directly after x, as the form of its reset", word)
 			}
-			h.Delta = word == "delta"
+			h.XDelta = word == "delta"
 		default:
 			return fail("%q%s; want ietf, draft6, x (with epoch or delta), or off",
 				word, didYouMean(word, "ietf", "draft6", "x", "epoch", "delta", "off"))

@@ -239,6 +239,7 @@ func TestKeyExpandsToNothing(t *testing.T) {
 		{Texts{"{header.X}", "{query.y}"}, false},
 		{Texts{"{header.X}", "fixed"}, false},
 		{Texts{"{header.X}", "{method}"}, true},
+		{Texts{"{method}", "{header.X}"}, true},
 		{Texts{"fixed"}, true},
 		{Texts{"a", "b"}, true},
 		{Texts{"{client_ip}"}, false}, // a unix socket
@@ -334,6 +335,13 @@ func TestPlaceholdersAreCaddys(t *testing.T) {
 	}
 }
 
+// A letter that folds to an ASCII one is no ASCII letter: no cookie's name holds it.
+func TestCookieNames(t *testing.T) {
+	if got := string(appendCookie(nil, []string{"\u212a=kelvin; K=1; k=2"}, "k")); got != "1" {
+		t.Errorf("cookie k is %q", got)
+	}
+}
+
 func TestCost(t *testing.T) {
 	c := rule(t, Zone{Limit: Texts{"100/1m"}, Cost: "{header.X-Cost}"}).Cost
 	for value, want := range map[string]struct {
@@ -367,6 +375,7 @@ func TestUnnamed(t *testing.T) {
 // FuzzKeyLikeCaddy: a key reads what Caddy's placeholder reads, whatever a client sends, and never panics.
 func FuzzKeyLikeCaddy(f *testing.F) {
 	f.Add("value", "q=1&q=2", "c=1; C=2", "example.com:80", "/a/b", "192.0.2.7:1")
+	f.Add("v", "q=1;2&q=3", "c=1;c=2", "example.com", "", "192.0.2.7")
 	f.Add("\xff", "q=%ff&Q=1&%71=3&q;=4&q=%&=", `c="quoted"; c=`, "[::1]:80", "/%ff", "@")
 	f.Add("", "q", "c", "", "//", "[fe80::1%25]:")
 	f.Add("a\x00b", "+q=1&q+=2&q=a+b", "c=a\"b; c=ok\\; c=\xff", "::1", "*", ":")

@@ -85,9 +85,14 @@ func TestNumberAndTexts(t *testing.T) {
 }
 
 func TestNearest(t *testing.T) {
-	for _, tc := range []struct{ a, b string }{{"brust", "burst"}, {"stauts", "status"}, {"algoritm", "algorithm"}, {"key_falback", "key_fallback"}} {
+	for _, tc := range []struct{ a, b string }{{"brust", "burst"}, {"stauts", "status"}, {"algoritm", "algorithm"}, {"key_falback", "key_fallback"}, {"algorytem", "algorithm"}} {
 		if got := nearest(tc.a, zoneWords) + nearest(tc.a, handlerWords); got != tc.b {
 			t.Errorf("%s is near %q, want %s", tc.a, got, tc.b)
+		}
+	}
+	for _, word := range []string{"limes", "xy", "magic"} {
+		if got := nearest(word, zoneWords); got != "" {
+			t.Errorf("%s is near %s", word, got)
 		}
 	}
 	for a, want := range map[string]int{"": 3, "abc": 0, "acb": 1, "ab": 1, "abcd": 1, "xyz": 3, "bca": 2} {

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/leaky"
 )
 
 type zoneCompiler struct {
@@ -162,7 +163,7 @@ func (z *zoneCompiler) limits(policies []algorithms.Policy) error {
 		case !known: // compiled without, to find what else is wrong
 			p.Burst = p.Quota
 		case p.Algorithm == algorithms.LeakyBucket:
-			p.Burst = burst + 1
+			p = leaky.Meter(p.Quota, p.Window, burst)
 		case p.Algorithm == algorithms.TokenBucket && z.z.Burst != "":
 			p.Burst = burst
 		}

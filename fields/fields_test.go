@@ -1,7 +1,6 @@
 package fields
 
 import (
-	"errors"
 	"math"
 	"net/http"
 	"slices"
@@ -23,40 +22,6 @@ func limit(t testing.TB, p algorithms.Policy) *algorithms.Limit {
 
 func fixed(t testing.TB, quota int64, window time.Duration) *algorithms.Limit {
 	return limit(t, algorithms.Policy{Algorithm: algorithms.FixedWindow, Quota: quota, Window: window})
-}
-
-func TestParse(t *testing.T) {
-	for words, want := range map[string]Families{
-		"":                    {IETF: true},
-		"ietf":                {IETF: true},
-		"off":                 {},
-		"draft6":              {Draft6: true},
-		"x":                   {X: true},
-		"x epoch":             {X: true},
-		"x delta":             {X: true, XDelta: true},
-		"x delta ietf draft6": {IETF: true, Draft6: true, X: true, XDelta: true},
-	} {
-		got, err := Parse(strings.Fields(words))
-		if err != nil || got != want {
-			t.Errorf("Parse(%q) = %+v, %v; want %+v", words, got, err, want)
-		}
-		if again, err := Parse(got.Words()); err != nil || again != got {
-			t.Errorf("Parse(Words(%+v)) = %+v, %v", got, again, err)
-		}
-	}
-	for words, part := range map[string]string{
-		"ietf ietf":     "'ietf' is given twice",
-		"off ietf":      "'off' must stand alone",
-		"x off":         "'off' must stand alone",
-		"delta":         "'delta' must follow 'x'",
-		"x delta epoch": "'epoch' must follow 'x'",
-		"ietf delta x":  "'delta' must follow 'x'",
-		"IETF":          "unknown word 'IETF', want ietf, draft6, x [epoch|delta], or off",
-	} {
-		if _, err := Parse(strings.Fields(words)); !errors.Is(err, ErrFamilies) || !strings.Contains(err.Error(), part) {
-			t.Errorf("Parse(%q): %v, want an error with %q", words, err, part)
-		}
-	}
 }
 
 // F17: Retry-After is never 0, never in the past, never a date, never a fraction, never early.

@@ -78,7 +78,7 @@ func readCase(t *testing.T, input string) *testCase {
 		w := strings.Fields(line)
 		switch w[0] {
 		case "headers":
-			families, err := Parse(w[1:])
+			families, err := parseFamilies(w[1:])
 			check(t, err)
 			c.families = families
 		case "policy":
@@ -196,4 +196,24 @@ func wait(t *testing.T, s string) time.Duration {
 	d, err := time.ParseDuration(s)
 	check(t, err)
 	return d
+}
+
+// parseFamilies reads the words that the directive headers has.
+func parseFamilies(words []string) (f Families, err error) {
+	for _, word := range words {
+		switch word {
+		case "ietf":
+			f.IETF = true
+		case "draft6":
+			f.Draft6 = true
+		case "x", "epoch":
+			f.X = true
+		case "delta":
+			f.XDelta = true
+		case "off":
+		default:
+			return f, fmt.Errorf("unknown family %q", word)
+		}
+	}
+	return f, nil
 }

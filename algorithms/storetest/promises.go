@@ -19,7 +19,10 @@ var promiseCases = []testCase{
 	{"6_peek_changes_nothing", peekChangesNothing},
 	{"6_cost_zero_takes_nothing", costZeroTakesNothing},
 	{"8_clock_steps", clockSteps},
+	{"8_reanchoring_is_kept_on_refusal", reanchoringIsKept},
 	{"10_changed_quota_keeps_usage", changedQuota},
+	{"10_changed_window_starts_afresh", changedWindow},
+	{"11_no_drift", noDrift},
 }
 
 func retryIsTight(s *subject) {
@@ -169,5 +172,62 @@ func changedQuota(s *subject) {
 		s.left(with(1000), "k", 950)
 		s.take(with(1000), "k", 950)
 		s.left(with(1000), "k", 0)
+	}
+}
+
+// reanchoringIsKept: a refusal writes nothing, but what was too far ahead is brought back for good.
+func reanchoringIsKept(s *subject) {
+	for _, l := range s.five("z", 5) {
+		s.take(l, "k", 5)
+		s.clock.Advance(-10 * l.Window)
+		o := s.refused(l, "k", 1, -1)
+		s.clock.Advance(o.Retry / 2)
+		if again := s.refused(l, "k", 1, -1); again.Retry > o.Retry-o.Retry/2+tick {
+			s.Fatalf("%v: half of a wait of %v later %v are left", l.Policy, o.Retry, again.Retry)
+		}
+		s.clock.Advance(10 * l.Window)
+	}
+}
+
+func changedWindow(s *subject) {
+	for _, l := range s.five("z", 5) {
+		s.take(l, "k", 5)
+		p := l.Policy
+		p.Window *= 2
+		s.left(s.limit("z", p), "k", 5)
+	}
+	// The algorithm is part of a counter's identity too: none of the five above met what another had used.
+}
+
+// noDrift: saturated, each by the wait that was promised, exactly the quota passes in every window.
+func noDrift(s *subject) {
+	for _, p := range []algorithms.Policy{
+		{Algorithm: algorithms.FixedWindow, Quota: 7, Window: time.Second},
+		{Algorithm: algorithms.SlidingLog, Quota: 7, Window: time.Second},
+		{Algorithm: algorithms.SlidingWindow, Quota: 7, Window: time.Second},
+		{Algorithm: algorithms.TokenBucket, Quota: 7, Window: time.Second, Burst: 2},
+		{Algorithm: algorithms.LeakyBucket, Quota: 3, Window: time.Second, Burst: 2},
+	} {
+		const windows = 30
+		l := s.limit("z", p)
+		s.clock.align(p.Window)
+		end, admitted := s.clock.Now()+windows*p.Window.Microseconds(), int64(0)
+		for s.clock.Now() < end {
+			if o := s.ask(l, "k", 1); o.OK {
+				admitted++
+			} else {
+				s.clock.Advance(o.Retry)
+			}
+		}
+		want := windows * p.Quota
+		switch {
+		case p.Algorithm.Bucket():
+			want += p.Burst - 1
+		case p.Algorithm == algorithms.SlidingWindow:
+			want -= windows - 1
+		}
+		if admitted != want {
+			s.Errorf("%+v: %d admitted in %d windows, want %d", p, admitted, windows, want)
+		}
 	}
 }

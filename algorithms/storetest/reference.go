@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"context"
+	"strings"
 	"sync"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -45,6 +46,7 @@ func (r *Reference) Apply(_ context.Context, charges []algorithms.Charge, out []
 	committed := algorithms.Decide(r.clock(), charges, counters, out)
 	for k, c := range opened {
 		if committed || c.Anchored {
+			k.key = strings.Clone(k.key) // the caller's, which it may build in a buffer
 			r.counters[k] = c.State
 		}
 	}

@@ -21,7 +21,7 @@ func (s *subject) refund(l *algorithms.Limit, key string, units, mark int64) alg
 }
 
 func givesBack(s *subject) {
-	for _, l := range s.three("z", 5) {
+	for _, l := range s.five("z", 5) {
 		o := s.take(l, "k", 4)
 		if got := s.refund(l, "k", 3, o.Mark); !got.OK || got.Remaining != 4 {
 			s.Fatalf("%v: %+v, want 4 remaining", l.Policy, got)
@@ -32,7 +32,7 @@ func givesBack(s *subject) {
 }
 
 func afterTheWindow(s *subject) {
-	for _, l := range s.three("z", 5) {
+	for _, l := range s.five("z", 5) {
 		s.clock.align(l.Window)
 		o := s.take(l, "k", 2)
 		s.clock.Advance(2 * l.Window)
@@ -49,7 +49,7 @@ func afterTheWindow(s *subject) {
 }
 
 func ofAnUnknownKey(s *subject) {
-	for _, l := range s.three("z", 5) {
+	for _, l := range s.five("z", 5) {
 		if got := s.refund(l, "k", 3, s.clock.Now()+time.Second.Microseconds()); got.Remaining != 5 {
 			s.Fatalf("%v: %+v", l.Policy, got)
 		}
@@ -59,7 +59,7 @@ func ofAnUnknownKey(s *subject) {
 }
 
 func neverAboveQuota(s *subject) {
-	for _, l := range s.three("z", 5) {
+	for _, l := range s.five("z", 5) {
 		o := s.take(l, "k", 2)
 		if got := s.refund(l, "k", 100, o.Mark); got.Remaining != 5 {
 			s.Fatalf("%v: %+v", l.Policy, got)

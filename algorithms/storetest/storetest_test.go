@@ -77,3 +77,10 @@ func TestTraceFindsDifferences(t *testing.T) {
 		}
 	}
 }
+
+func BenchmarkReference(b *testing.B) {
+	Bench(b, func(b *testing.B) algorithms.Store {
+		clock := NewClock() // a microsecond a decision
+		return NewReference(func() int64 { clock.Advance(tick); return clock.Now() })
+	})
+}

@@ -2,6 +2,8 @@ package storetest
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ func Run(t *testing.T, newStore func(t *testing.T, clock *Clock) algorithms.Stor
 		{"refund", refundCases},
 		{"field", fieldCases},
 		{"concurrent", concurrentCases},
+		{"differential", []testCase{{"random_batches", func(s *subject) { Differential(s, s.store, s.clock, 5000, 1) }}}},
 	}
 	for _, g := range groups {
 		t.Run(g.name, func(t *testing.T) {
@@ -77,7 +80,13 @@ func (s *subject) limit(zone string, p algorithms.Policy) *algorithms.Limit {
 
 func (s *subject) apply(charges ...algorithms.Charge) []algorithms.Outcome {
 	s.Helper()
-	out := make([]algorithms.Outcome, len(charges))
+	// Longer than needed, and dirty: a store answers every charge in full and touches nothing else.
+	dirty := algorithms.Outcome{OK: true, Remaining: -7, Retry: 7, Next: -7, Mark: 7}
+	out := make([]algorithms.Outcome, len(charges)+1)
+	for i := range out {
+		out[i] = dirty
+	}
+	asked := slices.Clone(charges)
 	if err := s.store.Apply(context.Background(), charges, out); err != nil {
 		s.Fatalf("apply: %v", err)
 	}
@@ -86,7 +95,10 @@ func (s *subject) apply(charges ...algorithms.Charge) []algorithms.Outcome {
 			s.Fatalf("%s: charge %+v of limit %+v answered %+v", err, charges[i], charges[i].Limit.Policy, out[i])
 		}
 	}
-	return out
+	if out[len(charges)] != dirty || !slices.Equal(charges, asked) {
+		s.Fatalf("apply changed what is not its own: charges %+v, out %+v", charges, out)
+	}
+	return out[:len(charges)]
 }
 
 // plausible says what is wrong with an answer that no store may ever give.
@@ -146,12 +158,12 @@ func (s *subject) left(l *algorithms.Limit, key string, want int64) {
 
 // each runs body for one limit of every kind, each in a zone of its own and a little after the start of a window.
 func (s *subject) each(body func(s *subject, l *algorithms.Limit)) {
-	for _, p := range policies {
+	for i, p := range policies {
 		s.Run(p.Algorithm.String()+"_"+p.Window.String(), func(t *testing.T) {
 			sub := &subject{T: t, store: s.store, clock: s.clock}
 			sub.clock.align(p.Window)
 			sub.clock.Advance(p.Window / 7)
-			body(sub, sub.limit(t.Name(), p))
+			body(sub, sub.limit(fmt.Sprint("zone.", i), p))
 		})
 	}
 }
