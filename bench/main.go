@@ -67,7 +67,7 @@ func main() {
 		}
 	}
 	fmt.Fprintln(os.Stderr)
-	print(results)
+	printTable(results)
 }
 
 // run measures a scenario in a process of its own.

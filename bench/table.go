@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-func print(results []map[scenario]result) {
+func printTable(results []map[scenario]result) {
 	fmt.Printf("%d processors, %s, medians of %d rounds. Cells: nanoseconds per decision with GOMAXPROCS 1 / 2 (ratio to %s).\n\n",
 		runtime.NumCPU(), runtime.Version(), len(results), baseline)
 	head, line := []string{"", ""}, []string{"---", "---"}
