@@ -1,0 +1,214 @@
+package sluice_test
+
+// The commands that operators run before they trust a config, and the configs in the documentation, so that it cannot rot.
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// example is a Caddyfile from the documentation.
+type example struct{ place, config string }
+
+var fence = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```")
+
+// examples finds every block of Caddyfile in the documentation. A block that is only directives, or only options of the
+// directive (one alternative a line), is put where it belongs.
+func examples(t *testing.T) (found []example) {
+	t.Helper()
+	files, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range append(files, "README.md") {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, at := range fence.FindAllSubmatchIndex(content, -1) {
+			block := string(content[at[2]:at[3]])
+			line := bytes.Count(content[:at[2]], []byte("\n"))
+			add := func(config string) {
+				found = append(found, example{fmt.Sprintf("%s:%d", file, line+1), config})
+			}
+			switch first := strings.Fields(block)[0]; {
+			case isGrammar(block):
+			case first == "rate_limit":
+				for _, directive := range directives(block) {
+					add(":80 {\n" + directive + "}\n")
+				}
+			case first == "headers":
+				for option := range strings.Lines(block) {
+					line++
+					add(":80 {\n\trate_limit 10/1s {\n\t\t" + option + "\t}\n}\n")
+				}
+			default:
+				add(block)
+			}
+		}
+	}
+	return found
+}
+
+// isGrammar: a block that describes the syntax is no config.
+func isGrammar(block string) bool { return strings.Contains(block, "<matcher>") }
+
+// directives splits a block into its directives: alternatives, of which a site has one.
+func directives(block string) (list []string) {
+	for line := range strings.Lines(block) {
+		if strings.HasPrefix(line, "rate_limit") {
+			list = append(list, "")
+		}
+		list[len(list)-1] += line
+	}
+	return list
+}
+
+// configs are the documentation's examples and the files of testdata that must work.
+func configs(t *testing.T) []example {
+	all := examples(t)
+	for _, pattern := range []string{"testdata/dropin/*.caddyfile", "cmd/caddy/Caddyfile"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(string(content), "# Must not load") {
+				all = append(all, example{file, string(content)})
+			}
+		}
+	}
+	return all
+}
+
+// caddyCommand runs the built binary.
+func caddyCommand(t *testing.T, dir string, args ...string) (stdout string, err error) {
+	t.Helper()
+	bin, err := caddyBinary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(bin, args...)
+	cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir, "HOME="+dir)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("caddy %s: %w\n%s%s", strings.Join(args, " "), err, &out, &errs)
+	}
+	return out.String(), nil
+}
+
+// Every config in the documentation and in testdata adapts, validates, and means the same after caddy fmt.
+func TestCaddyCommands(t *testing.T) {
+	all := configs(t)
+	if len(all) < 10 {
+		t.Fatalf("only %d configs found", len(all))
+	}
+	for _, e := range all {
+		t.Run(e.place, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			file := filepath.Join(dir, "Caddyfile")
+			if err := os.WriteFile(file, []byte(e.config), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			adapted, err := caddyCommand(t, dir, "adapt", "--config", file, "--adapter", "caddyfile")
+			if err != nil {
+				t.Fatalf("%v\n%s", err, e.config)
+			}
+			if !strings.Contains(adapted, `"handler":"rate_limit"`) {
+				t.Error("no rate_limit in", adapted)
+			}
+			if _, err := caddyCommand(t, dir, "validate", "--config", file, "--adapter", "caddyfile"); err != nil {
+				t.Errorf("%v\n%s", err, e.config)
+			}
+			if _, err := caddyCommand(t, dir, "fmt", "--overwrite", file); err != nil {
+				t.Fatal(err)
+			}
+			again, err := caddyCommand(t, dir, "adapt", "--config", file, "--adapter", "caddyfile")
+			if err != nil || withoutPlaces(t, again) != withoutPlaces(t, adapted) {
+				formatted, _ := os.ReadFile(file)
+				t.Errorf("caddy fmt changes what the file means: %v\n%s", err, formatted)
+			}
+		})
+	}
+}
+
+// withoutPlaces leaves out the lines that zones are written at.
+func withoutPlaces(t *testing.T, config string) string {
+	t.Helper()
+	var c any
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return regexp.MustCompile(`"place":"[^"]*",?`).ReplaceAllString(string(text), "")
+}
+
+// JSON validates as it is, and a config that must not load is refused with a reason and status 1.
+func TestCaddyValidate(t *testing.T) {
+	for file, reason := range map[string]string{
+		"several_zones.json": "", "ext.json": "", "distributed.caddyfile": "shared store", "storage.json": "shared store",
+	} {
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			args := []string{"validate", "--config", filepath.Join("testdata/dropin", file)}
+			if filepath.Ext(file) == ".caddyfile" {
+				args = append(args, "--adapter", "caddyfile")
+			}
+			_, err := caddyCommand(t, t.TempDir(), args...)
+			switch {
+			case reason == "" && err != nil:
+				t.Error(err)
+			case reason != "" && (err == nil || !strings.Contains(err.Error(), reason)):
+				t.Errorf("%v; want an error with %q", err, reason)
+			}
+		})
+	}
+}
+
+// The syntax in the documentation has no word that the parser does not know.
+func TestDocumentedWordsExist(t *testing.T) {
+	content, err := os.ReadFile("docs/reference.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := 0
+	for _, block := range fence.FindAllSubmatch(content, -1) {
+		if !isGrammar(string(block[1])) {
+			continue
+		}
+		for line := range strings.Lines(string(block[1])) {
+			word := strings.Fields(line + " }")[0]
+			depth := strings.Count(line, "\t")
+			if strings.Trim(word, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" || depth == 0 {
+				continue
+			}
+			config := ":80 {\n rate_limit {\n zone z {\n " + word + "\n }\n }\n}"
+			if depth == 1 {
+				config = ":80 {\n rate_limit {\n " + word + "\n zone z 1/1h\n }\n}"
+			}
+			words++
+			if _, err := adapt(config); err != nil && strings.Contains(err.Error(), "unrecognized") {
+				t.Errorf("%s: %v", word, err)
+			}
+		}
+	}
+	if words < 15 {
+		t.Errorf("only %d words found", words)
+	}
+}
