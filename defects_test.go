@@ -188,7 +188,7 @@ func TestDefectUnknownPlaceholder(t *testing.T) {
 	s.pass(1, "/", "X-Forwarded-For", "192.0.2.1") // not one counter for everyone
 	s.pass(1, "/", "X-Forwarded-For", "192.0.2.2")
 	s.refused("/", "X-Forwarded-For", "192.0.2.1")
-	for _, key := range []string{"{http.request.remote.hots}", "{client_pi}", "{http.request.headr.X-Key}"} {
+	for _, key := range []string{"{http.request.remote_host}", "{client_pi}", "{http.request.headr.X-Key}"} {
 		if err := s.load(eventsZone(1, "1h", "key "+key)); err == nil || !strings.Contains(err.Error(), "Caddyfile:") {
 			t.Errorf("%s: %v", key, err)
 		}
