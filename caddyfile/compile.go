@@ -244,7 +244,7 @@ func (k *compiler) handler() error {
 }
 
 var errNoStorage = errors.New("limits are not added up over instances through Caddy's storage here; " +
-	"want rate_limit { redis <address> } in the global options, which all instances share, instead of distributed and storage")
+	"want the shared store, rate_limit { redis <address> } in the global options, instead of distributed and storage")
 
 func handlerError(field string, err error) error {
 	return &fieldError{field: field, index: -1, err: err}
