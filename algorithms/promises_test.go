@@ -484,6 +484,16 @@ func TestRescaleRoundsUp(t *testing.T) {
 	}
 }
 
+// The smallest level there is, one unit at one tick a unit, keeps its unit under a far slower rate.
+func TestPromise10SmallestLevel(t *testing.T) {
+	s := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1_000_000, Window: time.Second, Burst: 5})
+	s.ask(0, 1)
+	slow := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1, Window: time.Second, Burst: 5}).l
+	if used := slow.Used(s.state, 0); used != 1 || s.state.A != 1 {
+		t.Errorf("%d used, state %+v, want 1", used, s.state)
+	}
+}
+
 // A bucket whose tick becomes coarser in the middle of one: nothing is credited twice and the waits are tight.
 func TestPromise10CoarserTick(t *testing.T) {
 	fine := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1, Window: 1000 * time.Hour, Burst: 3})
