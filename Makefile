@@ -23,10 +23,13 @@ bin/caddy: FORCE
 	@go build -o bin/caddy ./cmd/caddy
 FORCE:
 
-## xcaddy: the production build, from this checkout
+## xcaddy: the production build, from this checkout, in both spellings. The second asks the module proxy which
+## versions there are of a module that is not published; GOPROXY=off answers that there are none, whatever the proxy says.
+MODULE := github.com/caddy-sluice/sluice
 xcaddy:
 	GOBIN=$(CURDIR)/bin go install $(XCADDY)
-	XCADDY_SKIP_CLEANUP=0 bin/xcaddy build v2.11.9 --output bin/caddy-xcaddy --with github.com/caddy-sluice/sluice=.
+	bin/xcaddy build v2.11.9 --output bin/caddy-xcaddy --with $(MODULE)@v0.0.0=.
+	GOPROXY=off bin/xcaddy build v2.11.9 --output bin/caddy-xcaddy --with $(MODULE)=.
 	bin/caddy-xcaddy list-modules | grep -x http.handlers.rate_limit
 
 ## lint: vet, staticcheck and gofmt
@@ -35,9 +38,11 @@ lint:
 	go run $(STATIC) ./...
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
 
-## race: the race detector on the packages that share state
+## race: the race detector on the packages that share state, and on the handler where it meets concurrency. Package
+## algorithms shares nothing; its conformance suite does, with the stores.
 race:
-	go test -race ./algorithms/... ./leaky/... ./memstore/... ./fields/...
+	go test -race ./algorithms/storetest ./leaky ./memstore ./fields
+	go test -race -run 'Concurren|F34|F35|F49|F50|Sampl' . ./telemetry
 
 ## bench: the comparison with other limiters (see bench/README.md)
 bench:

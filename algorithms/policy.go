@@ -130,7 +130,6 @@ func Compile(zone string, p Policy) (*Limit, error) {
 		Space:    Space{Zone: zone, Algorithm: p.Algorithm, Window: p.Window},
 		Capacity: p.Quota,
 		window:   p.Window.Microseconds(),
-		tick:     1,
 	}
 	if err := l.checkBurst(); err != nil {
 		return nil, err
