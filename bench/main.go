@@ -1,8 +1,7 @@
 // Command bench compares sluice with other limiters for Go in one run and prints one Markdown table.
 //
-// Every figure comes from a process of its own, so that no limiter pays for another's heap. The processes of a round run
-// one after another in random order, and a ratio compares two of the same round: on a shared machine absolute times drift
-// by tens of percent, ratios far less. What is printed are medians over the rounds.
+// Every figure comes from a process of its own, so that no limiter pays for another's heap. The processes of a round
+// run one after another in random order, and there are several rounds, because on a shared machine times drift by tens of percent.
 package main
 
 import (
@@ -12,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"runtime/pprof"
 	"strings"
 	"time"
@@ -77,8 +77,10 @@ func run(c scenario, length time.Duration) (r result) {
 	self, err := os.Executable()
 	check(err)
 	cmd := exec.Command(self, "-child", string(text), "-time", length.String())
-	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
+	if exit, ok := err.(*exec.ExitError); ok { // otherwise what it logs is of no interest
+		fmt.Fprintf(os.Stderr, "\n%s: %s\n", text, exit.Stderr)
+	}
 	check(err)
 	check(json.Unmarshal(out, &r))
 	return r
@@ -93,6 +95,10 @@ func measureOne(text string, length time.Duration, profile string) {
 		check(pprof.StartCPUProfile(f))
 		defer pprof.StopCPUProfile()
 	}
+	// Preparing a request for the handler makes ten times the garbage of handling it, and would keep the collector
+	// running all the time. A server's heap is larger, and so is the time between its collections.
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(1 << 30)
 	check(json.NewEncoder(os.Stdout).Encode(measure(c, length)))
 }
 

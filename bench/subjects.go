@@ -89,7 +89,11 @@ type store struct {
 
 func newStore(a algorithms.Algorithm, q quota) limiter {
 	p := algorithms.Policy{Algorithm: a, Quota: q.units, Window: q.window}
-	if a.Bucket() {
+	switch {
+	case a == algorithms.TokenBucket && q == endless:
+		// Refilled as fast as that, a bucket would be full again, and forgotten, before its next request.
+		p.Quota, p.Window, p.Burst = 100_000, 24*time.Hour, 100_000_000
+	case a == algorithms.TokenBucket:
 		p.Burst = q.units
 	}
 	l, err := algorithms.Compile("bench", p)
