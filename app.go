@@ -166,11 +166,10 @@ func (a *App) sweepEvery(d time.Duration) {
 	}
 }
 
-// Start begins to sweep. There is one goroutine per config, none per zone or key.
+// Start begins to sweep, and to look at the shared store. There is one goroutine per config, none per zone or key.
 func (a *App) Start() error {
 	if a.redis != nil {
-		a.redis.listener.Store(a)
-		a.redis.Start()
+		a.run()
 	}
 	if a.sweep > 0 {
 		var ctx context.Context
@@ -203,10 +202,13 @@ func (a *App) open() []*zone {
 	return slices.Collect(maps.Values(a.zones))
 }
 
-// Stop ends the sweeping.
+// Stop undoes Start. The connections stay until Cleanup, for requests that are under way.
 func (a *App) Stop() error {
 	if a.stop != nil {
 		a.stop()
+	}
+	if a.redis != nil {
+		a.retire()
 	}
 	return nil
 }

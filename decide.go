@@ -24,7 +24,9 @@ func (h *Handler) decide(ctx context.Context, q *question) (denied bool) {
 		return false
 	}
 	others := &q.shared
-	if err := h.redis.Apply(ctx, q.shared.charges, q.shared.outcomes); err != nil {
+	// Not ctx: Redis may have counted what a client asked that leaves now, so it is waited for, for the timeout at most.
+	// Falling back instead would let those pass that ask and leave at once, and be no failure of the store.
+	if err := h.redis.Apply(context.Background(), q.shared.charges, q.shared.outcomes); err != nil {
 		denied = h.fallBack(ctx, q)
 		others = &q.share
 	}

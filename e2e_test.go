@@ -73,6 +73,8 @@ type process struct {
 	dir   string
 	admin string
 	log   *lockedBuffer
+	// options are global options besides those of every process; sites are what it was started with.
+	options, sites string
 }
 
 type lockedBuffer struct {
@@ -93,21 +95,28 @@ func (l *lockedBuffer) String() string {
 }
 
 // globals is the global options block that every test process needs: an admin endpoint of its own and no trust store.
-func globals(admin int) string {
-	return fmt.Sprintf("{\n\tadmin 127.0.0.1:%d\n\tskip_install_trust\n\tauto_https disable_redirects\n}\n", admin)
+func globals(admin int, options string) string {
+	return fmt.Sprintf("{\n\tadmin 127.0.0.1:%d\n\tskip_install_trust\n\tauto_https disable_redirects\n%s}\n", admin, options)
 }
 
 // startCaddy runs a Caddy with the sites given (no global options) and waits until it serves.
 func startCaddy(t testing.TB, sites string) *process {
+	t.Helper()
+	return startCaddyWith(t, "", sites)
+}
+
+// startCaddyWith is startCaddy with more global options and more environment ("NAME=value").
+func startCaddyWith(t testing.TB, options, sites string, env ...string) *process {
 	t.Helper()
 	bin, err := caddyBinary()
 	if err != nil {
 		t.Fatal(err)
 	}
 	admin := freePort(t)
-	p := &process{t: t, dir: t.TempDir(), admin: fmt.Sprintf("http://127.0.0.1:%d", admin), log: new(lockedBuffer)}
+	p := &process{t: t, dir: t.TempDir(), options: options, sites: sites, admin: fmt.Sprintf("http://127.0.0.1:%d", admin), log: new(lockedBuffer)}
 	p.cmd = exec.Command(bin, "run", "--config", p.write(sites), "--adapter", "caddyfile")
 	p.cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+p.dir, "XDG_CONFIG_HOME="+p.dir, "HOME="+p.dir)
+	p.cmd.Env = append(p.cmd.Env, env...)
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -138,7 +147,7 @@ func (p *process) write(sites string) string {
 	var port int
 	fmt.Sscanf(p.admin, "http://127.0.0.1:%d", &port)
 	path := filepath.Join(p.dir, "Caddyfile")
-	if err := os.WriteFile(path, []byte(globals(port)+sites), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(globals(port, p.options)+sites), 0o600); err != nil {
 		p.t.Fatal(err)
 	}
 	return path

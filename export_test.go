@@ -1,6 +1,10 @@
 package sluice
 
-import "github.com/caddy-sluice/sluice/memstore"
+import (
+	"time"
+
+	"github.com/caddy-sluice/sluice/memstore"
+)
 
 // UseClock gives configs that are loaded from now on counters of their own, which read the given clock (µs). Tests
 // of hours then take no time. restore goes back to the counters of the process.
@@ -8,4 +12,18 @@ func UseClock(now func() int64) (restore func()) {
 	before := local
 	local = memstore.New(memstore.WithClock(now))
 	return func() { local = before }
+}
+
+// RemindEvery makes stores that are started from now on remind at that interval.
+func RemindEvery(d time.Duration) (restore func()) {
+	before := remindEvery
+	remindEvery = d
+	return func() { remindEvery = before }
+}
+
+// Linger makes stores outlive their last config by that.
+func Linger(d time.Duration) (restore func()) {
+	before := lingering
+	lingering = d
+	return func() { lingering = before }
 }

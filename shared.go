@@ -5,6 +5,8 @@ package sluice
 
 import (
 	"errors"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,11 +24,10 @@ var sharedStores = caddy.NewUsagePool()
 // storeMetrics are those of the store that configs share. There is one kind of shared store.
 var storeMetrics = telemetry.NewStore("redis")
 
-// sharedStore is a Redis store with whoever listens to its state.
+// sharedStore is a Redis store that is watched.
 type sharedStore struct {
 	*redisstore.Store
-	// listener is the app that was started last: it has the logger and the events of the running config.
-	listener  atomic.Pointer[App]
+	watched   sync.Once
 	changes   chan change
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
@@ -40,7 +41,53 @@ type change struct {
 }
 
 // remindEvery is how often a store that is down while requests pass unlimited is spoken of.
-const remindEvery = time.Minute
+var remindEvery = time.Minute
+
+// running are the apps with a shared store that were started and not stopped, the newest last. During a reload
+// there are two; if it fails, the newer goes and the older has never ceased to run.
+var running struct {
+	sync.Mutex
+	apps []*App
+}
+
+// run makes the app the one whose log, events and metrics tell of its store.
+func (a *App) run() {
+	running.Lock()
+	running.apps = append(running.apps, a)
+	running.Unlock()
+	showState()
+	a.redis.watched.Do(func() { go a.redis.watch() })
+	a.redis.Start()
+}
+
+// retire undoes run.
+func (a *App) retire() {
+	running.Lock()
+	running.apps = slices.DeleteFunc(running.apps, func(other *App) bool { return other == a })
+	running.Unlock()
+	showState()
+}
+
+// listener is the app whose log and events tell of the store, nil if no config that runs uses it.
+func (s *sharedStore) listener() *App {
+	running.Lock()
+	defer running.Unlock()
+	for _, a := range slices.Backward(running.apps) {
+		if a.redis == s {
+			return a
+		}
+	}
+	return nil
+}
+
+// showState makes the metric say how the store of the newest config is.
+func showState() {
+	running.Lock()
+	defer running.Unlock()
+	if n := len(running.apps); n > 0 {
+		storeMetrics.SetUp(running.apps[n-1].redis.Up())
+	}
+}
 
 // openShared returns the store of these settings, a running one if there is one. It makes no connection.
 func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
@@ -48,14 +95,14 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 		s := &sharedStore{changes: make(chan change, 16), done: make(chan struct{})}
 		options := settings.Options
 		options.OnState = func(up bool, kind redisstore.Kind, err error) {
-			storeMetrics.SetUp(up)
+			showState()
 			select { // never hold a decision up; what is lost here the metrics still say
 			case s.changes <- change{up, kind, err}:
 			default:
 			}
 		}
 		options.OnWarning = func(text string) {
-			if a := s.listener.Load(); a != nil {
+			if a := s.listener(); a != nil {
 				a.logger.Warn("shared store: " + text)
 			}
 		}
@@ -70,8 +117,6 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 		if s.Store, err = redisstore.New(options); err != nil {
 			return nil, err
 		}
-		storeMetrics.SetUp(true)
-		go s.watch()
 		return s, nil
 	})
 	if err != nil {
@@ -80,10 +125,18 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	return value.(*sharedStore), nil
 }
 
+// lingering is how long a store outlives its last config. Caddy cleans up while requests of the old config are still
+// under way, and they shall not be told that the store is down.
+var lingering = 2 * time.Second
+
 // Destruct closes the store when no config uses it any more.
 func (s *sharedStore) Destruct() error {
 	close(s.done)
-	return s.Store.Close()
+	if caddy.Exiting() {
+		return s.Store.Close()
+	}
+	time.AfterFunc(lingering, func() { _ = s.Store.Close() }) // an error of closing connections helps nobody
+	return nil
 }
 
 // watch reports every change of state, one line and one event each, and reminds.
@@ -95,11 +148,11 @@ func (s *sharedStore) watch() {
 		case <-s.done:
 			return
 		case c := <-s.changes:
-			if a := s.listener.Load(); a != nil {
+			if a := s.listener(); a != nil {
 				a.storeChanged(c)
 			}
 		case <-remind.C:
-			if a, n := s.listener.Load(), s.unlimited.Swap(0); a != nil && n > 0 {
+			if a, n := s.listener(), s.unlimited.Swap(0); a != nil && n > 0 {
 				a.logger.Error("requests pass unlimited, because the shared store is down and their zones have on_store_error allow",
 					zap.Int64("requests", n))
 			}

@@ -67,20 +67,51 @@ func (l *lane) report(err error, key []byte) {
 	l.store.background.Go(l.probe)
 }
 
+// doubt makes sure of a server on which something other than a decision failed, so that an outage shows without
+// waiting for a request. What failed may have a trouble of its own, such as a command that the user may not run:
+// only what a probe fails on too counts, and what a probe fails on keeps the breaker open.
+func (l *lane) doubt() {
+	for range failuresToOpen {
+		if l.blocked() != nil {
+			return
+		}
+		start := time.Now()
+		err := l.alive(nil)
+		if l.store.ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			l.report(nil, nil)
+			return
+		}
+		failure := &Error{Kind: classify(err), Node: l.node, Err: err}
+		l.store.count(failure.Kind)
+		if l.store.options.OnCall != nil {
+			l.store.options.OnCall(time.Since(start), 0, failure)
+		}
+		l.report(failure, nil)
+	}
+}
+
+// alive asks for what decisions need of a server: an answer to a write. key is a counter there.
+func (l *lane) alive(key []byte) error {
+	ctx, cancel := context.WithTimeout(l.store.ctx, l.store.options.Timeout)
+	defer cancel()
+	err := l.client.Set(ctx, probeKey(l.store.names.prefix, key), "", time.Minute).Err()
+	if err != nil && l.store.cluster != nil && (classify(err) == KindMoved || l.store.cluster.retired(l)) {
+		return nil // alive, or no longer asked: who owns the slots now is the cluster's to say
+	}
+	return err
+}
+
 // probe looks for Redis until it answers a write.
 func (l *lane) probe() {
-	key := probeKey(l.store.names.prefix, l.key)
 	for {
 		jittered := l.pause*3/4 + rand.N(l.pause/2)
 		if !sleep(l.store.ctx, jittered) {
 			return
 		}
-		ctx, cancel := context.WithTimeout(l.store.ctx, l.store.options.Timeout)
-		err := l.client.Set(ctx, key, "", time.Minute).Err()
-		cancel()
-		if l.store.cluster != nil && (err == nil || classify(err) == KindMoved || l.store.cluster.retired(l)) {
-			err = nil // alive, or no longer asked: who owns the slots now is the cluster's to say
-		}
+		err := l.alive(l.key)
 		if err == nil {
 			break
 		}

@@ -107,6 +107,7 @@ func (s *Store) announceOnce() {
 			s.pending[name] = true
 		}
 		s.pendingMu.Unlock()
+		l.doubt()
 	}
 }
 
@@ -188,7 +189,8 @@ func (s *Store) checkServers() {
 		info, err := l.client.Info(ctx).Result()
 		cancel()
 		if err != nil {
-			continue // not allowed, or not there: the decisions will tell
+			l.doubt() // not there, or not allowed to look
+			continue
 		}
 		s.checked[l] = true
 		for _, text := range warnings(l.node, info) {

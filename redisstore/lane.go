@@ -364,7 +364,11 @@ func (l *lane) again(ctx context.Context, c *call, err error) error {
 		if hops > maxHops {
 			return err
 		}
-		err = at.askAgain(ctx, c, text, asking)
+		next := at.askAgain(ctx, c, text, asking)
+		if next != nil && ctx.Err() != nil {
+			return err // the time is up: what was waited for is the cause
+		}
+		err = next
 	}
 	return nil
 }

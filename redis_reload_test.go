@@ -1,0 +1,184 @@
+package sluice_test
+
+// Reloads beside a shared store: connections are kept while its settings are the same, and what fails changes nothing.
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-sluice/sluice"
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
+)
+
+func TestReloadKeepsConnections(t *testing.T) {
+	t.Cleanup(sluice.Linger(50 * time.Millisecond))
+	r := redistest.Start(t)
+	zones := "zone z 100/1h"
+	s := serve(t, sharing(r.Addr, patient, zones))
+	s.pass(3, "/")
+	first := connections(r)
+	if len(first) == 0 {
+		t.Fatal("no connection")
+	}
+	for i := range 3 {
+		s.mustLoad(sharing(r.Addr, patient, zones+fmt.Sprintf("\nzone more%d 100/1h", i)))
+		s.pass(2, "/")
+	}
+	if now := connections(r); !slices.Equal(now, first) {
+		t.Errorf("connections %v, before the reloads %v", now, first)
+	}
+
+	s.mustLoad(sharing(r.Addr, patient+"\nprefix other", zones))
+	if left := s.get("/").left("z"); left != 99 {
+		t.Errorf("%d left under another prefix", left)
+	}
+	closed := func() bool {
+		return !slices.ContainsFunc(connections(r), func(id string) bool { return slices.Contains(first, id) })
+	}
+	eventually(t, 5*time.Second, "the old connections are closed", closed)
+	if len(connections(r)) == 0 {
+		t.Error("no new connection")
+	}
+
+	s.mustLoad(":80 {\n rate_limit {\n zone z 100/1h\n}\n respond ok\n}")
+	eventually(t, 5*time.Second, "all connections are closed", func() bool { return len(connections(r)) == 0 })
+	if left := s.get("/").left("z"); left != 99 {
+		t.Errorf("%d left in this process", left)
+	}
+}
+
+// A reload that is rejected leaves the store, and who hears of it, as they were.
+func TestRejectedReloadLeavesTheStore(t *testing.T) {
+	events()
+	r := redistest.Start(t)
+	site := func(settings, more string) string {
+		return sharing(r.Addr, settings, "zone z 100/1h {\n on_store_error allow\n}\n"+more)
+	}
+	const settings = "timeout 300ms"
+	s := serve(t, site(settings, ""))
+	s.pass(1, "/")
+	first := connections(r)
+	failing := func(config, how string) error {
+		adapted, err := adapt(config)
+		if err != nil {
+			return err
+		}
+		var c map[string]any
+		if err := json.Unmarshal(adapted, &c); err != nil {
+			t.Fatal(err)
+		}
+		object(c, "apps", "zz_sluice_test")[how] = true
+		object(c, "apps", "events")["subscriptions"] = []any{} // who would listen to this config's events hears nothing
+		if adapted, err = json.Marshal(c); err != nil {
+			t.Fatal(err)
+		}
+		return s.loadJSON(adapted)
+	}
+	for name, err := range map[string]error{
+		"fails to provision":                 failing(site(settings, ""), "provisioning"),
+		"fails to start":                     failing(site(settings, ""), "starting"),
+		"other settings, fails to provision": failing(site(settings+"\nprefix other", ""), "provisioning"),
+		"other settings, fails to start":     failing(site(settings+"\nprefix other", ""), "starting"),
+		"no such database":                   s.load(site(settings+"\ndb x", "")),
+		"no such mode":                       s.load(site(settings+"\nmode many", "")),
+		"contradicting zones":                s.load(site(settings, "") + "\n:81 {\n rate_limit {\n zone z 5/1h\n}\n}"),
+	} {
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	s.pass(1, "/")
+	eventually(t, 5*time.Second, "only the first connections", func() bool { return slices.Equal(connections(r), first) })
+
+	r.Kill()
+	s.pass(4, "/")
+	eventually(t, 3*time.Second, "a line that it is down", func() bool { return len(logged(t, downLine)) > 0 })
+	// A config that fails while the store is down does not make it look well.
+	_ = failing(site(settings+"\nprefix other", ""), "provisioning")
+	_ = failing(site(settings+"\nprefix other", ""), "starting")
+	if up := s.metric(`caddy_rate_limit_store_up{store="redis"}`); up != 0 {
+		t.Error("store_up is", up)
+	}
+	kind, _ := logged(t, downLine)[0]["kind"].(string)
+	r.Restart()
+	eventually(t, 2*time.Second, "the store's return", func() bool { return len(logged(t, upLine)) > 0 })
+	checkEvents(t, kind, true)
+}
+
+// Raising a limit lets refused clients in at once, on every instance that reloads.
+func TestRaisedLimitForgetsRefusals(t *testing.T) {
+	r := redistest.Start(t)
+	s := serve(t, sharing(r.Addr, patient, "zone z 2/1h"))
+	s.pass(2, "/")
+	for range 3 {
+		s.refused("/")
+	}
+	s.mustLoad(sharing(r.Addr, patient, "zone z 4/1h"))
+	s.pass(2, "/")
+	s.refused("/")
+	s.mustLoad(sharing(r.Addr, patient, "zone z 3/1h"))
+	if a := s.refused("/"); a.left("z") != 0 {
+		t.Error(a.Header)
+	}
+}
+
+// Through 200 reloads under load, every tenth of which opens another store, no request goes uncounted and nothing is left behind.
+func TestReloadsUnderLoadLeaveNothing(t *testing.T) {
+	const quota = 10_000_000
+	t.Cleanup(sluice.Linger(200 * time.Millisecond)) // below what usage waits for calm
+	r := redistest.Start(t)
+	var configs [3][]byte
+	for i, settings := range []string{patient, patient, patient + "\nprefix other"} {
+		config := sharing(r.Addr, settings, fmt.Sprintf("zone z %d/365d {\n key everyone\n}\nzone %s 5/1h {\n key {header.X-Nobody}\n key_fallback none\n}",
+			quota, []string{"even", "odd", "third"}[i]))
+		var err error
+		if configs[i], err = adapt(config); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reachedCount.Store(0)
+	s := newServer(t)
+	if err := s.loadJSON(configs[0]); err != nil {
+		t.Fatal(err)
+	}
+	run := func(reloads int) {
+		underLoad(s, func() {
+			for i := range reloads {
+				next := configs[i%2]
+				if i%10 == 9 {
+					next = configs[2]
+				}
+				if err := s.swap(next); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := s.swap(configs[0]); err != nil {
+				t.Error(err)
+			}
+		})
+		s.settle()
+	}
+	used := func() (used, int) { return usage(t), len(connections(r)) }
+	run(20) // what is made once is made
+	before, connected := used()
+	run(200)
+	after, stillConnected := used()
+
+	counted := quota - s.get("/").left("z")
+	s.mustLoad(strings.Replace(sharing(r.Addr, patient+"\nprefix other", fmt.Sprintf("zone z %d/365d {\n key everyone\n}", quota)), "reached", "", 1))
+	counted += quota - s.get("/").left("z") - 1
+	if passed := int(reachedCount.Load()); counted != passed || passed < 500 {
+		t.Errorf("%d requests counted of %d", counted, passed)
+	}
+	t.Logf("%d requests; before %+v, %d connections, after %+v, %d connections", counted, before, connected, after, stillConnected)
+	if after.goroutines > before.goroutines+10 || after.files > before.files+5 || after.heap > before.heap+4<<20 || stillConnected > connected+1 {
+		t.Errorf("before %+v and %d connections, after %+v and %d", before, connected, after, stillConnected)
+	}
+	if lines := logged(t, downLine); len(lines) != 0 {
+		t.Error(lines)
+	}
+}
