@@ -171,6 +171,23 @@ func (p *process) await(exited <-chan error, line string) {
 	}
 }
 
+// reload posts other sites to the admin endpoint and returns its answer's status and body.
+func (p *process) reload(sites string) (int, string) {
+	p.t.Helper()
+	path := p.write(sites)
+	file, err := os.ReadFile(path)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	resp, err := http.Post(p.admin+"/load", "text/caddyfile", bytes.NewReader(file))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(body)
+}
+
 // get asks once and returns the response with its body read.
 func get(t testing.TB, c *http.Client, url string, header ...string) (*http.Response, string) {
 	t.Helper()
