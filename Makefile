@@ -7,7 +7,7 @@ UPSTREAM ?= 8081
 XCADDY   := github.com/caddyserver/xcaddy/cmd/xcaddy@v0.4.5
 STATIC   := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: run test build xcaddy lint race fuzz bench clean
+.PHONY: run test build xcaddy lint race bench bench-redis clean
 
 ## run: a Caddy with the module in front of an upstream, both on loopback
 run: build
@@ -15,8 +15,15 @@ run: build
 	@PORT=$(PORT) UPSTREAM=$(UPSTREAM) bin/caddy run --config cmd/caddy/Caddyfile --adapter caddyfile
 
 ## test: every test, on servers that the tests start and stop themselves
-test:
+test: redis-server
 	go test ./...
+
+# The tests need the program redis-server and fail without it; on Debian and Ubuntu it is installed here.
+.PHONY: redis-server
+redis-server:
+	@command -v redis-server >/dev/null || { \
+		echo "installing redis-server"; sudo=$$(command -v sudo || true); \
+		$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq redis-server >/dev/null; }
 
 build: bin/caddy
 bin/caddy: FORCE
@@ -40,13 +47,17 @@ lint:
 
 ## race: the race detector on the packages that share state, and on the handler where it meets concurrency. Package
 ## algorithms shares nothing; its conformance suite does, with the stores.
-race:
-	go test -race ./algorithms/storetest ./leaky ./memstore ./fields
+race: redis-server
+	go test -race ./algorithms/storetest ./leaky ./memstore ./fields ./redisstore
 	go test -race -run 'F48|F49|F50|Concurrent' . ./telemetry
 
 ## bench: the comparison with other limiters (see bench/README.md)
 bench:
 	cd bench && go run .
+
+## bench-redis: the comparison of decisions in Redis
+bench-redis: redis-server
+	cd bench && go run ./shared
 
 clean:
 	rm -rf bin
