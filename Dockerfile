@@ -3,7 +3,7 @@ FROM golang:1.26-bookworm AS build
 WORKDIR /src
 RUN go install github.com/caddyserver/xcaddy/cmd/xcaddy@v0.4.5
 COPY . .
-RUN CGO_ENABLED=0 xcaddy build v2.11.9 --output /out/usr/bin/caddy --with github.com/caddy-sluice/sluice=. \
+RUN CGO_ENABLED=0 xcaddy build v2.11.9 --output /out/usr/bin/caddy --with github.com/caddy-sluice/sluice@v0.0.0=. \
  && mkdir -p /out/etc/ssl/certs /out/config/caddy /out/data/caddy /out/tmp \
  && cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/ \
  && echo 'caddy:x:65532:65532::/data:/' > /out/etc/passwd \

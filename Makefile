@@ -7,7 +7,7 @@ UPSTREAM ?= 8081
 XCADDY   := github.com/caddyserver/xcaddy/cmd/xcaddy@v0.4.5
 STATIC   := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: run test build xcaddy lint race fuzz bench clean
+.PHONY: run test build xcaddy lint race bench bench-redis clean
 
 ## run: a Caddy with the module in front of an upstream, both on loopback
 run: build
@@ -15,18 +15,28 @@ run: build
 	@PORT=$(PORT) UPSTREAM=$(UPSTREAM) bin/caddy run --config cmd/caddy/Caddyfile --adapter caddyfile
 
 ## test: every test, on servers that the tests start and stop themselves
-test:
+test: redis-server
 	go test ./...
+
+# The tests need the program redis-server and fail without it; on Debian and Ubuntu it is installed here.
+.PHONY: redis-server
+redis-server:
+	@command -v redis-server >/dev/null || { \
+		echo "installing redis-server"; sudo=$$(command -v sudo || true); \
+		$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq redis-server >/dev/null; }
 
 build: bin/caddy
 bin/caddy: FORCE
 	@go build -o bin/caddy ./cmd/caddy
 FORCE:
 
-## xcaddy: the production build, from this checkout
+## xcaddy: the production build, from this checkout, in both spellings. The second asks the module proxy which
+## versions there are of a module that is not published; GOPROXY=off answers that there are none, whatever the proxy says.
+MODULE := github.com/caddy-sluice/sluice
 xcaddy:
 	GOBIN=$(CURDIR)/bin go install $(XCADDY)
-	XCADDY_SKIP_CLEANUP=0 bin/xcaddy build v2.11.9 --output bin/caddy-xcaddy --with github.com/caddy-sluice/sluice=.
+	bin/xcaddy build v2.11.9 --output bin/caddy-xcaddy --with $(MODULE)@v0.0.0=.
+	GOPROXY=off bin/xcaddy build v2.11.9 --output bin/caddy-xcaddy --with $(MODULE)=.
 	bin/caddy-xcaddy list-modules | grep -x http.handlers.rate_limit
 
 ## lint: vet, staticcheck and gofmt
@@ -35,13 +45,19 @@ lint:
 	go run $(STATIC) ./...
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
 
-## race: the race detector on the packages that share state
-race:
-	go test -race ./algorithms/... ./leaky/... ./memstore/... ./fields/...
+## race: the race detector on the packages that share state, and on the handler where it meets concurrency. Package
+## algorithms shares nothing; its conformance suite does, with the stores.
+race: redis-server
+	go test -race ./algorithms/storetest ./leaky ./memstore ./fields ./redisstore
+	go test -race -run 'F48|F49|F50|Concurrent' . ./telemetry
 
 ## bench: the comparison with other limiters (see bench/README.md)
 bench:
 	cd bench && go run .
+
+## bench-redis: the comparison of decisions in Redis
+bench-redis: redis-server
+	cd bench && go run ./shared
 
 clean:
 	rm -rf bin

@@ -184,12 +184,26 @@ func TestDefectEqualZonesInRandomOrder(t *testing.T) {
 }
 
 func TestDefectUnknownPlaceholder(t *testing.T) {
-	s := serve(t, proxied+eventsZone(1, "1h", "key {vars.set_by_nobody}"))
-	s.pass(1, "/", "X-Forwarded-For", "192.0.2.1") // not one counter for everyone
-	s.pass(1, "/", "X-Forwarded-For", "192.0.2.2")
-	s.refused("/", "X-Forwarded-For", "192.0.2.1")
+	t.Run("nobody sets it", func(t *testing.T) {
+		s := serve(t, proxied+eventsZone(1, "1h", "key {vars.set_by_nobody}"))
+		s.pass(1, "/", "X-Forwarded-For", "192.0.2.1") // not one counter for everyone
+		s.pass(1, "/", "X-Forwarded-For", "192.0.2.2")
+		s.refused("/", "X-Forwarded-For", "192.0.2.1")
+	})
+	// In the older spelling a config with a wrong name must load: it is taken for what was meant, with a warning.
+	t.Run("mistaken name", func(t *testing.T) {
+		s := serve(t, strings.Replace(eventsZone(1, "1h", "key {http.request.remote_host}"), "rate_limit {", "rate_limit {\n log_key", 1))
+		s.pass(1, "/")
+		s.refused("/")
+		if lines := logged(t, "rate limit exceeded"); len(lines) != 1 || lines[0]["key"] != "127.0.0.1" {
+			t.Error(lines)
+		}
+		if !strings.Contains(processLog.String(), "placeholder {http.request.remote_host} is not one of Caddy's") {
+			t.Error("no warning at load")
+		}
+	})
 	for _, key := range []string{"{http.request.remote_host}", "{client_pi}", "{http.request.headr.X-Key}"} {
-		if err := s.load(eventsZone(1, "1h", "key "+key)); err == nil || !strings.Contains(err.Error(), "Caddyfile:") {
+		if _, err := adapt(":80 {\n rate_limit {\n zone z 1/1h {\n key " + key + "\n }\n }\n}"); err == nil || !strings.Contains(err.Error(), "Caddyfile:4") {
 			t.Errorf("%s: %v", key, err)
 		}
 	}

@@ -55,7 +55,9 @@ func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) boo
 		c, asked := &charges[i], sum(charges, counters, i)
 		wait := c.Limit.wait(counters[i], now, asked)
 		if wait > 0 {
-			wait = c.Limit.wait(counters[i], now, asked+min(c.Held, MaxExact))
+			if c.Held > 0 {
+				wait = c.Limit.wait(counters[i], now, asked+min(c.Held, MaxExact))
+			}
 			commit = commit && (c.DryRun || c.Peek)
 		}
 		out[i].OK, out[i].Retry = wait == 0, wait
@@ -106,14 +108,28 @@ func (l *Limit) settle(c *Counter) {
 	switch {
 	case !c.changed && !c.Anchored:
 		c.State = c.loaded
-	case l.used(c) == 0:
+	case l.idle(c):
 		c.State = State{}
 	}
 }
 
 // Idle reports whether the state at the moment now is no different from a key that was never seen.
 func (l *Limit) Idle(s State, now int64) bool {
-	return l.Used(s, now) == 0
+	c := Counter{State: s}
+	l.open(&c, now)
+	return l.idle(&c)
+}
+
+// idle reports whether nothing is in use, which is cheaper to say than how much is.
+func (l *Limit) idle(c *Counter) bool {
+	switch l.Algorithm {
+	case TokenBucket, LeakyBucket, FixedWindow:
+		return c.A == 0
+	case SlidingWindow:
+		return c.A == 0 && c.B == 0
+	default:
+		return c.sum() == 0
+	}
 }
 
 // Used returns the units in use at the moment now, rounded up; it may exceed the capacity after a quota was lowered.
@@ -202,6 +218,9 @@ func (l *Limit) used(c *Counter) int64 {
 	case FixedWindow:
 		return c.A
 	case SlidingWindow:
+		if c.B == 0 {
+			return c.A
+		}
 		return c.A + ceilDiv(l.weigh(c), l.ticks)
 	default:
 		return c.sum()

@@ -222,6 +222,7 @@ func TestF20RefillIsTheWindowOnTheWire(t *testing.T) {
 		{Policy{Algorithm: TokenBucket, Quota: 3, Window: time.Second, Burst: 2}, 666667 * time.Microsecond},
 		{Policy{Algorithm: LeakyBucket, Quota: 10, Window: time.Second, Burst: 6}, 600 * time.Millisecond},
 		{Policy{Algorithm: TokenBucket, Quota: 0, Window: time.Second, Burst: 5}, time.Second},
+		{Policy{Algorithm: TokenBucket, Quota: 1_000_003, Window: 365 * 24 * time.Hour, Burst: 1_000_003}, 365 * 24 * time.Hour}, // a coarse tick
 		{Policy{Algorithm: TokenBucket, Quota: 999, Window: 365 * 24 * time.Hour, Burst: 999}, 365 * 24 * time.Hour},
 	} {
 		if got := newSingle(t, c.p).l.Refill(); got != c.want {

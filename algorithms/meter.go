@@ -15,15 +15,17 @@ func (l *Limit) drain(c *Counter) {
 	}
 	c.B = l.den
 	// A moment that another tick stored is rounded up: later means less drained, never credit for nothing.
-	c.T = ceilDiv(c.T, l.tick) * l.tick
+	if late := l.sinceTick(c.T); late > 0 {
+		c.T += l.tick - late
+	}
 	c.now = max(c.now, c.T)
-	elapsed := (c.now - c.T) / l.tick
+	elapsed := l.inTicks(c.now - c.T)
 	if elapsed >= ceilDiv(c.A, l.num) {
 		c.A = 0
 	} else if elapsed > 0 {
 		c.A -= elapsed * l.num
 	}
-	c.T = c.now - c.now%l.tick
+	c.T = c.now - l.sinceTick(c.now)
 }
 
 // meterWait: the cost fits once level + cost·den ≤ capacity·den.
@@ -37,7 +39,24 @@ func (l *Limit) meterWait(c *Counter, cost int64) int64 {
 
 // untilTick is the time until the given number of ticks have begun after the current one.
 func (l *Limit) untilTick(c *Counter, ticks int64) int64 {
-	return ticks*l.tick - c.now%l.tick
+	return ticks*l.tick - l.sinceTick(c.now)
+}
+
+// inTicks is the number of whole ticks in a time. Nearly every limit has a tick of 1 µs, and a division costs
+// as much as ten additions.
+func (l *Limit) inTicks(time int64) int64 {
+	if l.tick == 1 {
+		return time
+	}
+	return time / l.tick
+}
+
+// sinceTick is the time from the last tick to the moment.
+func (l *Limit) sinceTick(moment int64) int64 {
+	if l.tick == 1 {
+		return 0
+	}
+	return moment % l.tick
 }
 
 // fill takes units and returns the moment at which the meter is empty again: a refund after that is void.

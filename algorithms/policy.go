@@ -90,6 +90,7 @@ type Limit struct {
 	ticks  int64 // window in ticks
 	num    int64 // meter: the level falls by num per tick
 	den    int64 // meter: one unit is den of level
+	most   int64 // window: the largest count whose product with ticks is exact
 	// meter: the most a level can be, debts included, so that no wait exceeds MaxExact µs
 	ceiling int64
 }
@@ -129,7 +130,6 @@ func Compile(zone string, p Policy) (*Limit, error) {
 		Space:    Space{Zone: zone, Algorithm: p.Algorithm, Window: p.Window},
 		Capacity: p.Quota,
 		window:   p.Window.Microseconds(),
-		tick:     1,
 	}
 	if err := l.checkBurst(); err != nil {
 		return nil, err
@@ -178,7 +178,8 @@ func (l *Limit) chooseTick() bool {
 				return true
 			}
 		case SlidingWindow:
-			if l.ticks <= MaxExact/max(l.Quota, 1) {
+			l.most = MaxExact / l.ticks
+			if l.Quota <= l.most {
 				return true
 			}
 		default: // no products

@@ -34,6 +34,8 @@ func TestCompileErrors(t *testing.T) {
 		{Policy{Algorithm: TokenBucket, Quota: 1, Window: second, Burst: MaxExact + 1}, ErrBurst, "4503599627370497, want 1 to"},
 		{Policy{Algorithm: TokenBucket, Quota: 1, Window: 365 * 24 * time.Hour, Burst: 100}, ErrBurst, "burst out of range: 100, which takes more than 312749h58m26.842624s"},
 		{Policy{Algorithm: SlidingWindow, Quota: 1 << 40, Window: time.Hour + time.Microsecond}, ErrInexact, "limit cannot be counted exactly: 1099511627776 per 1h0m0.000001s needs numbers above 2^52 at every tick that divides the window; use a smaller quota or burst, or a rounder window"},
+		{Policy{Algorithm: TokenBucket, Quota: 1, Window: MaxWindow, Burst: 1}, ErrBurst, "takes more than"},
+		{Policy{Algorithm: SlidingWindow, Quota: 5e10, Window: 1e6 * 1000 * time.Second}, ErrInexact, "50000000000 per"},
 		{Policy{Algorithm: TokenBucket, Quota: 999_999_937, Window: 999_999_937 * time.Second, Burst: 1 << 50}, ErrBurst, "takes more than"},
 	} {
 		l, err := Compile("z", c.p)
@@ -53,6 +55,7 @@ func TestCompileBounds(t *testing.T) {
 		{Algorithm: TokenBucket, Quota: MaxExact, Window: time.Microsecond, Burst: MaxExact},
 		{Algorithm: TokenBucket, Quota: 1, Window: MaxWindow - time.Microsecond, Burst: 1},
 		{Algorithm: LeakyBucket, Quota: 0, Window: time.Second},
+		{Algorithm: SlidingWindow, Quota: 4e9, Window: 1e6 * 1000 * time.Second}, // in ticks of 1000 s, the coarsest
 		{Algorithm: LeakyBucket, Quota: 0, Window: time.Second, Burst: 6},
 	} {
 		l, err := Compile("zone", p)

@@ -281,6 +281,8 @@ func TestPromise07SumsOfEveryKind(t *testing.T) {
 		{[]Charge{take(5), back(5)}, "yy", 0},
 		{[]Charge{take(6), back(5)}, "ny", 0},
 		{[]Charge{take(0), take(5)}, "yy", 5},
+		{[]Charge{take(0), take(6)}, "yn", 0},
+		{[]Charge{take(6), take(0)}, "ny", 0},
 		{[]Charge{held(5, 3)}, "y", 5},
 		{[]Charge{held(6, 0)}, "n", 0},
 		{[]Charge{take(MaxExact), take(math.MaxInt64)}, "nn", 0},
@@ -482,6 +484,16 @@ func TestRescaleRoundsUp(t *testing.T) {
 	}
 }
 
+// The smallest level there is, one unit at one tick a unit, keeps its unit under a far slower rate.
+func TestPromise10SmallestLevel(t *testing.T) {
+	s := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1_000_000, Window: time.Second, Burst: 5})
+	s.ask(0, 1)
+	slow := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1, Window: time.Second, Burst: 5}).l
+	if used := slow.Used(s.state, 0); used != 1 || s.state.A != 1 {
+		t.Errorf("%d used, state %+v, want 1", used, s.state)
+	}
+}
+
 // A bucket whose tick becomes coarser in the middle of one: nothing is credited twice and the waits are tight.
 func TestPromise10CoarserTick(t *testing.T) {
 	fine := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1, Window: 1000 * time.Hour, Burst: 3})
@@ -586,6 +598,44 @@ func TestRefundToZeroIsTheZeroState(t *testing.T) {
 	}
 }
 
+// A log gives back to the entry of the mark alone, never more than is in it, and keeps no empty entries.
+func TestRefundOfOneLogEntry(t *testing.T) {
+	s := newSingle(t, Policy{Algorithm: SlidingLog, Quota: 9, Window: 10 * time.Second})
+	at := func(n int64) int64 { return (ms(n)).Microseconds() }
+	s.ask(ms(1000), 2)
+	mark := s.ask(ms(2000), 3).Mark
+	s.ask(ms(3000), 4)
+	s.decide(ms(4000), Charge{Cost: -1, Mark: mark})
+	if want := (State{T: at(3000), Log: []Entry{{at(1000), 2}, {at(2000), 4}, {at(3000), 8}}}); !sameState(s.state, want) {
+		t.Errorf("%+v, want %+v", s.state, want)
+	}
+	s.decide(ms(4000), Charge{Cost: -100, Mark: mark})
+	if want := (State{T: at(3000), Log: []Entry{{at(1000), 2}, {at(3000), 6}}}); !sameState(s.state, want) {
+		t.Errorf("%+v, want %+v", s.state, want)
+	}
+	s.decide(ms(4000), Charge{Cost: -1, Mark: mark + 1})
+	if used := s.l.Used(s.state, at(4000)); used != 6 {
+		t.Errorf("%d used, want 6", used)
+	}
+}
+
+// A log that stood too far ahead keeps what lies before now and has the rest at now, in one entry.
+func TestReanchoredLog(t *testing.T) {
+	l := newSingle(t, Policy{Algorithm: SlidingLog, Quota: 9, Window: time.Second}).l
+	for _, c := range []struct{ before, after State }{
+		{State{T: 9e6, A: 1, Log: []Entry{{9e6, 2}}}, State{T: 5e6, A: 1, Log: []Entry{{5e6, 2}}}},
+		{State{T: 9e6, Log: []Entry{{49e5, 2}, {5e6, 3}, {6e6, 4}, {9e6, 6}}}, State{T: 5e6, Log: []Entry{{49e5, 2}, {5e6, 6}}}},
+		{State{T: 9e6, Log: []Entry{{49e5, 2}, {5e6 + 1, 3}}}, State{T: 5e6, Log: []Entry{{49e5, 2}, {5e6, 3}}}},
+		{State{T: 9e6, Log: []Entry{{49e5, 2}}}, State{T: 5e6, Log: []Entry{{49e5, 2}}}}, // the newest was given back
+	} {
+		s := single{l: l, state: c.before}
+		s.ask(5*time.Second, 9)
+		if !sameState(s.state, c.after) {
+			t.Errorf("%+v became %+v, want %+v", c.before, s.state, c.after)
+		}
+	}
+}
+
 // The most that passes within any span of one window's length, on a schedule that tries for it.
 func TestWorstCaseWithinAWindow(t *testing.T) {
 	for a := FixedWindow; a <= LeakyBucket; a++ {
@@ -658,17 +708,23 @@ func TestBinding(t *testing.T) {
 // A key that is never idle: the running sums of its log begin again before they exceed 2^52.
 func TestLogSumsStayExact(t *testing.T) {
 	s := newSingle(t, Policy{Algorithm: SlidingLog, Quota: MaxExact, Window: time.Second})
-	now := time.Duration(0)
+	now, last := time.Duration(0), int64(0)
 	for i := range 100 {
-		if o := s.ask(now, MaxExact/2-int64(i)); !o.OK {
+		cost := MaxExact/2 - int64(i)
+		if o := s.ask(now, cost); !o.OK || o.Remaining != MaxExact-cost-last {
 			t.Fatalf("request %d: %+v", i, o)
 		}
-		now += 500 * time.Millisecond
+		now, last = now+500*time.Millisecond, cost
 		for _, e := range append(s.state.Log, Entry{Sum: s.state.A}) {
 			if e.Sum < 0 || e.Sum > MaxExact {
 				t.Fatalf("request %d: sums %+v", i, s.state)
 			}
 		}
+	}
+	now += time.Minute
+	s.ask(now, 7)
+	if !sameState(s.state, State{T: now.Microseconds(), Log: []Entry{{now.Microseconds(), 7}}}) {
+		t.Errorf("idle for a minute, and the sums go on: %+v", s.state)
 	}
 	for range 3000 { // debts do not add up beyond what is exact
 		s.decide(now, Charge{Cost: math.MaxInt64, Force: true})

@@ -5,10 +5,10 @@ package algorithms
 
 // roll moves the counter to the window that now is in.
 func (l *Limit) roll(c *Counter) {
-	start := c.now - c.now%l.window
-	if start == c.T {
+	if c.now-c.T < l.window { // most decisions, without a division
 		return
 	}
+	start := c.now - c.now%l.window
 	if start == c.T+l.window && l.Algorithm == SlidingWindow {
 		c.B = c.A
 	} else {
@@ -26,7 +26,7 @@ func (l *Limit) fixedWait(c *Counter, cost int64) int64 {
 }
 
 // left is the rest of the current window in ticks, from 1 to ticks.
-func (l *Limit) left(c *Counter) int64 { return l.ticks - (c.now-c.T)/l.tick }
+func (l *Limit) left(c *Counter) int64 { return l.ticks - l.inTicks(c.now-c.T) }
 
 // weigh is the previous window's share of the estimate, in units·ticks.
 func (l *Limit) weigh(c *Counter) int64 { return l.previous(c) * l.left(c) }
@@ -35,7 +35,7 @@ func (l *Limit) weigh(c *Counter) int64 { return l.previous(c) * l.left(c) }
 func (l *Limit) previous(c *Counter) int64 { return l.exact(c.B) }
 
 // exact bounds a count so that its product with a time stays exact: one that a far larger quota left behind could exceed it.
-func (l *Limit) exact(count int64) int64 { return min(count, MaxExact/l.ticks) }
+func (l *Limit) exact(count int64) int64 { return min(count, l.most) }
 
 // slidingWait: prev·left + (cur+cost)·W ≤ quota·W, first in this window, else in the next, where cur has become prev.
 func (l *Limit) slidingWait(c *Counter, cost int64) int64 {

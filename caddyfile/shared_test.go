@@ -84,6 +84,31 @@ func TestTLSFiles(t *testing.T) {
 	}
 }
 
+// differences are what makes new connections necessary, in the config of TestFingerprint.
+var differences = map[string]func(*Global){
+	"an address":          func(g *Global) { g.Redis.Addresses[1] = "10.0.0.3" },
+	"a port":              func(g *Global) { g.Redis.Addresses[1] = "10.0.0.2:1" },
+	"the mode":            func(g *Global) { *g = Global{Redis: &Redis{Addresses: g.Redis.Addresses, Mode: "cluster"}} },
+	"the other mode":      func(g *Global) { *g = Global{Redis: &Redis{Addresses: g.Redis.Addresses, Mode: "ring"}} },
+	"the master":          func(g *Global) { g.Redis.MasterName = "n" },
+	"the user":            func(g *Global) { g.Redis.Username = "v" },
+	"the password":        func(g *Global) { g.Redis.Password = "other" },
+	"a binary password":   func(g *Global) { g.Redis.Password = "\xfe" },
+	"another binary one":  func(g *Global) { g.Redis.Password = "\xff" },
+	"the sentinel's user": func(g *Global) { g.Redis.SentinelUsername = "sv" },
+	"their password":      func(g *Global) { g.Redis.SentinelPassword = "sq" },
+	"the database":        func(g *Global) { g.Redis.DB = "1" },
+	"the timeout":         func(g *Global) { g.Redis.Timeout = caddy.Duration(20e6) },
+	"the pool":            func(g *Global) { g.Redis.PoolSize = "4" },
+	"the prefix":          func(g *Global) { g.Redis.Prefix = "p" },
+	"no TLS":              func(g *Global) { g.Redis.TLS = nil },
+	"TLS without files":   func(g *Global) { g.Redis.TLS = &TLS{} },
+	"no authority":        func(g *Global) { g.Redis.TLS.CA = "" },
+	"no certificate":      func(g *Global) { g.Redis.TLS.Cert, g.Redis.TLS.Key = "", "" },
+	"the server's name":   func(g *Global) { g.Redis.TLS.ServerName = "cache" },
+	"any server":          func(g *Global) { g.Redis.TLS = &TLS{InsecureSkipVerify: true} },
+}
+
 // TestFingerprint: connections are kept as long as nothing that matters changes, and only then.
 func TestFingerprint(t *testing.T) {
 	dir := t.TempDir()
@@ -119,29 +144,7 @@ func TestFingerprint(t *testing.T) {
 		}
 	}
 	seen := map[string]string{first: "nothing"}
-	for name, change := range map[string]func(*Global){
-		"an address":          func(g *Global) { g.Redis.Addresses[1] = "10.0.0.3" },
-		"a port":              func(g *Global) { g.Redis.Addresses[1] = "10.0.0.2:1" },
-		"the mode":            func(g *Global) { *g = Global{Redis: &Redis{Addresses: g.Redis.Addresses, Mode: "cluster"}} },
-		"the other mode":      func(g *Global) { *g = Global{Redis: &Redis{Addresses: g.Redis.Addresses, Mode: "ring"}} },
-		"the master":          func(g *Global) { g.Redis.MasterName = "n" },
-		"the user":            func(g *Global) { g.Redis.Username = "v" },
-		"the password":        func(g *Global) { g.Redis.Password = "other" },
-		"a binary password":   func(g *Global) { g.Redis.Password = "\xfe" },
-		"another binary one":  func(g *Global) { g.Redis.Password = "\xff" },
-		"the sentinel's user": func(g *Global) { g.Redis.SentinelUsername = "sv" },
-		"their password":      func(g *Global) { g.Redis.SentinelPassword = "sq" },
-		"the database":        func(g *Global) { g.Redis.DB = "1" },
-		"the timeout":         func(g *Global) { g.Redis.Timeout = caddy.Duration(20e6) },
-		"the pool":            func(g *Global) { g.Redis.PoolSize = "4" },
-		"the prefix":          func(g *Global) { g.Redis.Prefix = "p" },
-		"no TLS":              func(g *Global) { g.Redis.TLS = nil },
-		"TLS without files":   func(g *Global) { g.Redis.TLS = &TLS{} },
-		"no authority":        func(g *Global) { g.Redis.TLS.CA = "" },
-		"no certificate":      func(g *Global) { g.Redis.TLS.Cert, g.Redis.TLS.Key = "", "" },
-		"the server's name":   func(g *Global) { g.Redis.TLS.ServerName = "cache" },
-		"any server":          func(g *Global) { g.Redis.TLS = &TLS{InsecureSkipVerify: true} },
-	} {
+	for name, change := range differences {
 		g := base()
 		change(g)
 		f := fingerprint(g)

@@ -49,7 +49,7 @@ func (t *table) shard(k digest) *shard { return &t.shards[k.more>>32&t.mask] }
 // How far is looked for each new key.
 const (
 	glance = 2  // slots that the hand passes, so that idle keys go even if nobody calls Sweep
-	search = 16 // slots that the hand passes when the table is full
+	search = 8  // slots that the hand passes when the table is full
 	sample = 8  // keys of which one must go when none was idle,
 	reach  = 64 // among so many slots; a shard of no more than these is looked at whole
 )

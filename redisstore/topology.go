@@ -207,6 +207,7 @@ func (c *cluster) refresh() {
 	}
 	for _, l := range append(up, down...) {
 		ctx, cancel := context.WithTimeout(c.store.ctx, c.store.options.Timeout)
+		//lint:ignore SA1019 Redis before 7 and Valkey know this command only
 		ranges, err := l.client.ClusterSlots(ctx).Result()
 		cancel()
 		if err == nil && len(ranges) > 0 {
