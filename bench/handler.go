@@ -39,10 +39,15 @@ type requests struct {
 	handler  *module.Handler
 	writer   nowhere
 	server   caddyhttp.Server
-	plain    [batch]http.Request
-	prepared [batch]*http.Request
+	plain    [handlerBatch]http.Request
+	prepared [handlerBatch]*http.Request
 	passed   bool
 }
+
+// handlerBatch requests are 100 KB.
+const handlerBatch = 32
+
+func (w *requests) batch() int { return handlerBatch }
 
 func (w *requests) prepare(slot int, key string) {
 	r := &w.plain[slot]

@@ -21,14 +21,15 @@ type limiter interface {
 
 // worker decides on the requests of a batch. prepare is not measured.
 type worker interface {
+	// batch is how many requests it likes to have prepared: few enough to stay in the processor's cache, as a request
+	// that was just read does, and enough for processors to get into one another's way.
+	batch() int
 	prepare(slot int, key string)
 	// decide reports whether the request passed.
 	decide(slot int) bool
 }
 
-// batch is how many requests are prepared at a time: few enough to stay in the processor's cache, as a
-// request that was just read does.
-const batch = 32
+const maxBatch = 512
 
 // stride makes neighbours in time no neighbours in memory. It is coprime to the numbers of keys.
 const stride = 7919
@@ -61,50 +62,57 @@ func fill(l limiter, keys []string) {
 	}
 }
 
-// speed returns the nanoseconds per decision: the inverse of how many all processors make together. A processor's rate is
-// that of its median batch, which a machine with other work on it did not interrupt.
+// speed returns the nanoseconds per decision, all processors together. It is that of the median batch, which a machine
+// with other work on it did not interrupt; a batch lasts from the first processor's start to the last one's end.
 func speed(l limiter, keys []string, refuse bool, processors int, length time.Duration) float64 {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(processors))
 	var wg sync.WaitGroup
 	var together barrier
-	rates := make([]float64, processors)
+	spans := make([][]span, processors)
+	epoch := time.Now()
+	size := l.worker().batch()
 	for p := range processors {
 		w := l.worker()
 		wg.Go(func() {
-			var batches []time.Duration
 			var spent time.Duration
 			for next := p * len(keys) / 2; ; {
-				for i := range batch {
+				for i := range w.batch() {
 					next = (next + stride) % len(keys)
 					w.prepare(i, keys[next])
 				}
 				if together.wait(processors, spent >= length) {
 					break
 				}
-				took := decide(w, refuse)
-				batches = append(batches, took)
-				spent += took
+				s := span{from: time.Since(epoch)}
+				decide(w, refuse)
+				s.to = time.Since(epoch)
+				spans[p] = append(spans[p], s)
+				spent += s.to - s.from
 			}
-			slices.Sort(batches)
-			rates[p] = batch / float64(batches[len(batches)/2])
 		})
 	}
 	wg.Wait()
-	var rate float64
-	for _, r := range rates {
-		rate += r
+	batches := make([]time.Duration, len(spans[0]))
+	for i := range batches {
+		all := spans[0][i]
+		for p := range spans {
+			all.from, all.to = min(all.from, spans[p][i].from), max(all.to, spans[p][i].to)
+		}
+		batches[i] = all.to - all.from
 	}
-	return 1 / rate
+	slices.Sort(batches)
+	return float64(batches[len(batches)/2]) / float64(size*processors)
 }
 
-func decide(w worker, refuse bool) time.Duration {
-	start := time.Now()
-	for i := range batch {
+// span is when a processor worked on a batch.
+type span struct{ from, to time.Duration }
+
+func decide(w worker, refuse bool) {
+	for i := range w.batch() {
 		if w.decide(i) == refuse {
 			panic(fmt.Sprintf("a request passed: %v, want %v", !refuse, refuse))
 		}
 	}
-	return time.Since(start)
 }
 
 // barrier lets goroutines begin together. They spin, because waking one up takes as long as many decisions.
@@ -119,8 +127,11 @@ func (b *barrier) wait(n int, done bool) bool {
 	if done {
 		b.last.CompareAndSwap(0, round)
 	}
-	for b.arrived.Add(1); b.arrived.Load() < round; {
-		runtime.Gosched()
+	b.arrived.Add(1)
+	for spins := 0; b.arrived.Load() < round; spins++ {
+		if spins > 100_000 { // whoever is missing needs this processor
+			runtime.Gosched()
+		}
 	}
 	last := b.last.Load()
 	return last > 0 && last <= round
@@ -128,16 +139,16 @@ func (b *barrier) wait(n int, done bool) bool {
 
 func allocations(l limiter, keys []string) float64 {
 	w := l.worker()
-	for i := range batch {
+	for i := range w.batch() {
 		w.prepare(i, keys[i*stride%len(keys)])
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	for i := range batch {
+	for i := range w.batch() {
 		w.decide(i)
 	}
 	runtime.ReadMemStats(&after)
-	return float64(after.Mallocs-before.Mallocs) / batch
+	return float64(after.Mallocs-before.Mallocs) / float64(w.batch())
 }
 
 // memory is what a key costs at 100 per minute: bytes and objects.

@@ -70,10 +70,12 @@ func find(name string) subject {
 
 // byKey is a worker for a limiter that is asked about a text.
 type byKey struct {
-	keys [batch]string
+	keys [maxBatch]string
 	ask  func(key string) bool
 	sum  byte
 }
+
+func (w *byKey) batch() int { return maxBatch }
 
 func (w *byKey) prepare(slot int, key string) {
 	w.keys[slot] = key
@@ -103,7 +105,8 @@ func newStore(a algorithms.Algorithm, q quota) limiter {
 
 func (s store) worker() worker {
 	// One batch for many requests, as the handler has them in a pool.
-	charges, out := []algorithms.Charge{{Limit: s.limit, Cost: 1}}, make([]algorithms.Outcome, 1)
+	charges := []algorithms.Charge{{Limit: s.limit, Cost: 1}}
+	out := make([]algorithms.Outcome, 1, 8) // so long that two workers do not share a cache line
 	ctx := context.Background()
 	return &byKey{ask: func(key string) bool {
 		charges[0].Key = key
