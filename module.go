@@ -297,7 +297,7 @@ func (h *Handler) refuse(w http.ResponseWriter, q *question, by asked, limit int
 	wait, policy := h.jitter(by.outcome(limit).Retry), by.rule.Names[limit]
 	q.record.refusal = refusal{zone: by.rule.Zone, policy: policy, wait: wait}
 	h.report(q, by, wait)
-	return h.answer(w, q, wait, h.settings.Status, "rate limit exceeded: "+policy, q.fields.Problem(q.applied))
+	return h.answer(w, q, wait, h.settings.Status, "rate limit exceeded", q.fields.Problem(q.applied))
 }
 
 // storeBack is when a client may expect the shared store to be back: it is looked for more often than that.
