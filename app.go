@@ -33,11 +33,13 @@ type App struct {
 	redis  *sharedStore // nil when every zone counts in this process
 	shared *caddyfile.Shared
 
-	mu    sync.Mutex
-	zones map[string]*zone
-	named map[string]int // how many handlers got a name that was made up for them
-	sweep time.Duration  // the shortest interval that a handler asked for
-	stop  context.CancelFunc
+	mu       sync.Mutex
+	zones    map[string]*zone
+	handlers int               // so far
+	named    map[string]int    // how many handlers got a name that was made up for them
+	wire     map[string]string // the zone that has a name on the wire
+	sweep    time.Duration     // the shortest interval that a handler asked for
+	stop     context.CancelFunc
 }
 
 // zone is what one config says of a zone name, over all its handlers.
@@ -49,8 +51,8 @@ type zone struct {
 	units    int64 // what the rules take at least, together, from a request that meets all of them
 }
 
-// shared reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
-func (z *zone) shared() bool { return z.rules > 1 }
+// severalRules reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
+func (z *zone) severalRules() bool { return z.rules > 1 }
 
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
@@ -62,7 +64,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx, a.logger = ctx, ctx.Logger()
 	a.zones = make(map[string]*zone)
-	a.named = make(map[string]int)
+	a.named, a.wire = make(map[string]int), make(map[string]string)
 	shared, err := a.Global.Compile()
 	if err != nil || shared == nil {
 		return err
@@ -101,11 +103,12 @@ func (a *App) emit(name string, data map[string]any) {
 	}
 }
 
-// name tells apart the zones of handlers whose config gives them none: in JSON of caddy-ext's form, two handlers
+// name counts a handler that is about to join, and tells apart the zones of those whose config gives them no name: in JSON of caddy-ext's form, two handlers
 // with the same key and rate do not share a counter.
 func (a *App) name(c *caddyfile.Config) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.handlers++
 	if name := c.Unnamed(); name != "" {
 		if a.named[name]++; a.named[name] > 1 {
 			c.SetName(fmt.Sprintf("%s-%d", name, a.named[name]))
@@ -120,6 +123,9 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	if err := r.Resolve(a.redis != nil); err != nil {
 		return nil, err
 	}
+	if r.Place == "" { // JSON has no lines
+		r.Place = fmt.Sprintf("rate_limit handler %d of the config", a.handlers)
+	}
 	z := a.zones[r.Zone]
 	if z == nil {
 		z = &zone{first: r, counters: local.Open(r.Zone), shares: local.Open(shareZone(r.Zone))}
@@ -128,31 +134,31 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	}
 	if was, is := z.first.Settings(), r.Settings(); was != is {
 		return nil, fmt.Errorf("zone %q is %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
-			"make them equal, or give one of the zones another name", r.Zone, was, place(z.first), is, place(r))
+			"make them equal, or give one of the zones another name", r.Zone, was, z.first.Place, is, r.Place)
+	}
+	for _, name := range r.Names {
+		if other, taken := a.wire[name]; taken && other != r.Zone {
+			return nil, fmt.Errorf("clients would see two limits named %q, of zone %q (%s) and of zone %q; give one of the zones another name",
+				name, r.Zone, r.Place, other)
+		}
+		a.wire[name] = r.Zone
 	}
 	z.rules++
 	z.units += r.Cost.Least()
-	if limit := r.Limits[0]; z.shared() && z.units > limit.Capacity && limit.Capacity > 0 {
+	if limit := r.Limits[0]; z.severalRules() && z.units > limit.Capacity && limit.Capacity > 0 {
 		logger.Warn("a request that meets all rules of this zone can never pass, because together they take more than it holds",
 			zap.String("zone", r.Zone), zap.Int("rules", z.rules), zap.Int64("units", z.units), zap.Int64("capacity", limit.Capacity))
 	}
 	return z, nil
 }
 
-// place names where a rule is written.
-func place(r *caddyfile.Rule) string {
-	if r.Place == "" {
-		return "another handler"
-	}
-	return r.Place
-}
-
 // logFreshStart says that a zone which has counters gets new ones, because its algorithm or window changed.
 func logFreshStart(r *caddyfile.Rule, known []algorithms.Space, logger *zap.Logger) {
 	for _, limit := range r.Limits {
 		if len(known) > 0 && !slices.Contains(known, limit.Space) {
-			logger.Info("a limit with another window or algorithm starts afresh", zap.String("zone", r.Zone),
-				zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window))
+			logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", r.Zone),
+				zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window),
+				zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it"))
 		}
 	}
 }

@@ -127,7 +127,7 @@ func TestCaddyCommands(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v\n%s", err, e.config)
 			}
-			if !strings.Contains(adapted, `"handler":"rate_limit"`) {
+			if !strings.Contains(adapted, `"handler":"rate_limit"`) && !strings.Contains(adapted, `"apps":{"rate_limit"`) {
 				t.Error("no rate_limit in", adapted)
 			}
 			if _, err := caddyCommand(t, dir, "validate", "--config", file, "--adapter", "caddyfile"); err != nil {

@@ -387,3 +387,44 @@ func TestAllocations(t *testing.T) {
 		}
 	}
 }
+
+// The placeholders of a request that no rule limits are empty: header_up must not send braces to the upstream.
+func TestPlaceholdersOfUnlimitedRequests(t *testing.T) {
+	s := serve(t, ":80 {\n rate_limit {\n zone api 5/1m {\n match path /api*\n }\n }\n respond [{http.rate_limit.api.remaining}]\n}")
+	if a := s.get("/other"); a.body != "[]" {
+		t.Errorf("%q, want []", a.body)
+	}
+	if a := s.get("/api"); a.body != "[4]" {
+		t.Errorf("%q, want [4]", a.body)
+	}
+}
+
+// A dry run never refuses, not even a request whose key cannot be known yet.
+func TestDryRunInEarlyData(t *testing.T) {
+	serve(t, ":80 {\n rate_limit {\n zone api 5/1m {\n dry_run\n }\n }\n respond ok\n}")
+	h, srv := handler(t, 0)
+	passed := false
+	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { passed = true; return nil })
+	err := h.ServeHTTP(httptest.NewRecorder(), early(t, srv), next)
+	if err != nil || !passed {
+		t.Error(err, passed)
+	}
+}
+
+// Names on the wire belong to one zone, also over handlers.
+func TestWireNamesCollideOverHandlers(t *testing.T) {
+	s := newServer(t)
+	err := s.load(":80 {\n route {\n rate_limit {\n zone a {\n limit 5/1s 50/1m\n }\n }\n rate_limit {\n zone a.1m 6/1s\n }\n }\n}")
+	if err == nil || !strings.Contains(err.Error(), `"a.1m"`) {
+		t.Errorf("%v, want an error about a.1m", err)
+	}
+}
+
+// Two handlers on one zone tell the client once, and what is left after both.
+func TestTwoHandlersTellOnce(t *testing.T) {
+	s := serve(t, ":80 {\n route {\n rate_limit {\n zone z 10/1m\n }\n rate_limit {\n zone z 10/1m\n }\n respond ok\n }\n}")
+	a := s.get("/")
+	if got := a.Header["Ratelimit"]; len(got) != 1 || !strings.HasPrefix(got[0], `"z";r=8`) {
+		t.Errorf("RateLimit %q, want one item with r=8", got)
+	}
+}

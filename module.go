@@ -60,7 +60,7 @@ type rule struct {
 	standIn *telemetry.Zone // counts what happens while the shared store is down
 	policy  int             // index in the handler's fields of the first limit's policy
 	badCost atomic.Bool     // a cost that is no number was logged
-	// ahead is what rules of later handlers were seen to take from the same counter on the same request. Only requests
+	// ahead is what rules of later handlers, at a fixed cost, were seen to take from the same counter on the same request. Only requests
 	// tell, since which handlers a request meets depends on routes. A refused request never gets to those
 	// handlers, and must yet be told a wait that is long enough for them too.
 	ahead atomic.Int64
@@ -178,8 +178,12 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (refused bool, e
 	q := newQuestion(r)
 	defer q.release()
 	q.fields = h.fields
-	if err := h.ask(q); err != nil || len(q.asked) == 0 {
+	if err := h.ask(q); err != nil {
 		return false, err
+	}
+	q.openRecord()
+	if len(q.asked) == 0 {
+		return false, nil
 	}
 	denied := h.decide(r.Context(), q)
 	by, limit, refused := q.binding()
@@ -201,23 +205,23 @@ func (h *Handler) ask(q *question) error {
 		if q.record.knows(rule) {
 			continue // a re-entry: a rule charges a request at most once
 		}
-		applies, err := rule.applies(q.r)
-		if err != nil {
+		key, ok, err := q.meets(rule)
+		if err != nil && !rule.DryRun { // a dry run never refuses, not even for want of a key
 			return err
 		}
-		if !applies {
-			continue
+		if ok && err == nil {
+			q.charge(rule, key, h.cost(rule, q.r))
 		}
-		key, ok, err := q.key(rule)
-		if err != nil {
-			return err
-		}
-		if !ok {
-			continue
-		}
-		q.charge(rule, key, h.cost(rule, q.r))
 	}
 	return nil
+}
+
+// meets returns the key under which the request meets the rule; ok is false if the rule does not limit it.
+func (q *question) meets(r *rule) (key string, ok bool, err error) {
+	if applies, err := r.applies(q.r); !applies || err != nil {
+		return "", false, err
+	}
+	return q.key(r)
 }
 
 // applies reports whether the rule is about the request, and counts it if it is exempt.
@@ -250,6 +254,9 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 	for _, a := range q.asked {
 		if a.rule.DryRun {
 			continue
+		}
+		if a.again {
+			fields.Retract(w.Header(), a.rule.Names...)
 		}
 		for i := range a.rule.Limits {
 			told := fields.Applied{Policy: a.rule.policy + i}

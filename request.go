@@ -43,6 +43,8 @@ type asked struct {
 	metrics *telemetry.Zone
 	batch   *batch
 	first   int
+	// again: another rule of the zone was asked before, and told the client what is left.
+	again bool
 	// denied: the shared store failed, and the rule refuses what it cannot count.
 	denied bool
 }
@@ -112,7 +114,9 @@ func (q *question) charge(r *rule, key string, cost int64) {
 	if r.shared {
 		b = &q.shared
 	}
-	q.asked = append(q.asked, asked{rule: r, metrics: r.metrics, batch: b, first: len(b.charges)})
+	q.asked = append(q.asked, asked{
+		rule: r, metrics: r.metrics, batch: b, first: len(b.charges), again: r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
+	})
 	for i, limit := range r.Limits {
 		b.add(algorithms.Charge{
 			Key: key, Limit: limit, Cost: cost, DryRun: r.DryRun, Held: q.record.held(r, i, key, cost) + r.ahead.Load(),
@@ -142,15 +146,20 @@ func (q *question) binding() (by asked, limit int, refused bool) {
 	return by, limit, refused
 }
 
-// remember puts the answers on the request's record, for placeholders and for later handlers.
-func (q *question) remember(passed bool) {
+// openRecord makes the request's record if it is the first handler that it meets. Also a request that no rule limits
+// has one: its placeholders are empty then, and not the braces that an unknown placeholder leaves.
+func (q *question) openRecord() {
 	if q.record == nil {
 		q.record = newRecord(q.r, q.vars)
 	}
+}
+
+// remember puts the answers on the request's record, for placeholders and for later handlers.
+func (q *question) remember(passed bool) {
 	for _, a := range q.asked {
 		for i := range a.rule.Limits {
 			answer := answer{rule: a.rule, limit: i, outcome: *a.outcome(i)}
-			if passed && answer.outcome.OK && a.rule.zone.shared() {
+			if passed && answer.outcome.OK && a.rule.zone.severalRules() {
 				c := a.charge(i)
 				answer.key, answer.taken = strings.Clone(c.Key), c.Cost
 			}
@@ -215,7 +224,7 @@ func (rec *record) knows(r *rule) bool {
 // held is what the request has already taken from the counter of the rule's limit under other rules. Those learn
 // what is still to come behind them.
 func (rec *record) held(r *rule, limit int, key string, cost int64) (units int64) {
-	if rec == nil || !r.zone.shared() {
+	if rec == nil || !r.zone.severalRules() {
 		return 0
 	}
 	for i := len(rec.answers) - 1; i >= 0; i-- {
@@ -223,7 +232,7 @@ func (rec *record) held(r *rule, limit int, key string, cost int64) (units int64
 		if a.taken == 0 || a.rule.Limits[a.limit].Space != r.Limits[limit].Space || a.key != key {
 			continue
 		}
-		if ahead := cost + units; !r.DryRun && ahead > a.rule.ahead.Load() {
+		if ahead := cost + units; !r.DryRun && !r.Cost.Dynamic() && ahead > a.rule.ahead.Load() {
 			a.rule.ahead.Store(ahead) // of two at once one may be lost until the next request
 		}
 		units += a.taken
@@ -271,6 +280,9 @@ func (f *refusal) placeholder(what string) (any, bool) {
 
 // tightest returns the answer of the zone that is closest to exhaustion.
 func (rec *record) tightest(zone string) (tightest *answer) {
+	if rec == nil {
+		return nil
+	}
 	for i := range rec.answers {
 		if a := &rec.answers[i]; a.rule.Zone == zone && a.outcome.Asked() && (tightest == nil || a.tighter(tightest)) {
 			tightest = a

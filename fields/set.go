@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -93,6 +94,25 @@ func (s *Set) Write(h http.Header, sc *Scratch, applied []Applied, now time.Time
 	}
 	if s.families.Draft6 || s.families.X {
 		s.writeTightest(h, sc, applied, now)
+	}
+}
+
+// Retract takes policies out of the lists that another handler of the same request has written, because what was true
+// then is not any more.
+func Retract(h http.Header, names ...string) {
+	for _, key := range []string{keyPolicy, keyLimit} {
+		var kept []string
+		for _, line := range h[key] {
+			items := slices.DeleteFunc(strings.Split(line, ", "), func(item string) bool {
+				return slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(item, `"`+name+`";`) })
+			})
+			if len(items) > 0 {
+				kept = append(kept, strings.Join(items, ", "))
+			}
+		}
+		if delete(h, key); kept != nil {
+			h[key] = kept
+		}
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/caddy-sluice/sluice/algorithms"
 )
 
 // What ban tools and subscribers match on. A dry run must not match, or it would ban.
@@ -98,7 +100,10 @@ func (t *Reporter) log(r *http.Request, f *Refusal) {
 		return
 	}
 	remote := remoteIP(r)
-	line := []zap.Field{zap.String("zone", f.Zone), zap.Duration("wait", f.Wait), zap.String("remote_ip", remote)}
+	line := []zap.Field{zap.String("zone", f.Zone), zap.String("remote_ip", remote)}
+	if f.Wait != algorithms.Never { // as a number it would read as 292 years
+		line = append(line, zap.Duration("wait", f.Wait))
+	}
 	if ip := client(); ip != remote {
 		line = append(line, zap.String("client_ip", ip))
 	}

@@ -206,7 +206,7 @@ func TestLogFields(t *testing.T) {
 	}{
 		{"rate limit exceeded", map[string]any{"zone": "api", "wait": time.Second, "remote_ip": "192.0.2.9", "client_ip": "203.0.113.5", "key": "k"}},
 		{"rate limit exceeded", map[string]any{"zone": "api", "wait": 2 * time.Second, "remote_ip": "192.0.2.9", "client_ip": "203.0.113.5", "key": "k", "suppressed": uint32(2)}},
-		{"request would have been refused (dry run)", map[string]any{"zone": "dry", "wait": algorithms.Never, "remote_ip": "192.0.2.9", "key": "k"}},
+		{"request would have been refused (dry run)", map[string]any{"zone": "dry", "remote_ip": "192.0.2.9", "key": "k"}},
 		{"rate limit exceeded", map[string]any{"zone": "text", "wait": time.Duration(0), "remote_ip": "192.0.2.9", "key": `["a","b"]`}},
 	}
 	entries := logs.All()
