@@ -58,7 +58,12 @@ func examples(t *testing.T) (found []example) {
 }
 
 // isGrammar: a block that describes the syntax is no config.
-func isGrammar(block string) bool { return strings.Contains(block, "<matcher>") }
+func isGrammar(block string) bool {
+	return isDirective(block) || strings.Contains(block, "<address...>")
+}
+
+// isDirective: it describes the directive, and not the global option.
+func isDirective(block string) bool { return strings.Contains(block, "<matcher>") }
 
 // directives splits a block into its directives: alternatives, of which a site has one.
 func directives(block string) (list []string) {
@@ -100,7 +105,7 @@ func caddyCommand(t *testing.T, dir string, args ...string) (stdout string, err 
 		t.Fatal(err)
 	}
 	cmd := exec.Command(bin, args...)
-	cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir, "HOME="+dir)
+	cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir, "HOME="+dir, "REDIS_PASSWORD=any")
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
@@ -198,17 +203,23 @@ func TestDocumentedWordsExist(t *testing.T) {
 			if strings.Trim(word, "abcdefghijklmnopqrstuvwxyz0123456789_") != "" || depth == 0 {
 				continue
 			}
-			config := ":80 {\n rate_limit {\n zone z {\n " + word + "\n }\n }\n}"
-			if depth == 1 {
-				config = ":80 {\n rate_limit {\n " + word + "\n zone z 1/1h\n }\n}"
-			}
+			config := within(isDirective(string(block[1])), depth, word)
 			words++
 			if _, err := adapt(config); err != nil && strings.Contains(err.Error(), "unrecognized") {
 				t.Errorf("%s: %v", word, err)
 			}
 		}
 	}
-	if words < 15 {
+	if words < 40 {
 		t.Errorf("only %d words found", words)
 	}
+}
+
+// within puts a word where the grammar of the directive or of the global option has it.
+func within(directive bool, depth int, word string) string {
+	open := []string{"{", "rate_limit {", "redis a {", "tls {"}[:depth]
+	if directive {
+		open = []string{":80 {", "rate_limit {", "zone z {"}[:depth+1]
+	}
+	return strings.Join(open, "\n") + "\n" + word + strings.Repeat("\n}", len(open)) + "\n"
 }

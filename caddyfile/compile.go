@@ -439,7 +439,10 @@ func emptyError(placeholder string) error {
 			return fmt.Errorf("{%s}: %w", placeholder, err)
 		}
 	}
-	return fmt.Errorf("{%s} is empty", placeholder)
+	if env, ok := strings.CutPrefix(placeholder, "env."); ok {
+		return fmt.Errorf("{%s} is empty; want it set in the environment, or {$%s:default} in its place in a Caddyfile", placeholder, env)
+	}
+	return fmt.Errorf("{%s} is empty; want a value there", placeholder)
 }
 
 // integer evaluates a number within bounds. An unknown one is 0.

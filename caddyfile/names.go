@@ -3,6 +3,7 @@
 package caddyfile
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -119,10 +120,11 @@ func (z *zoneCompiler) check(name, full string) error {
 		return nil
 	}
 	switch {
-	case nearNamespace(full) != "", mistakes[name] != "" && strings.Contains(name, "."):
+	case nearNamespace(full) != "", mistakes[name] != "":
 		return unknownPlaceholder(name)
-	// Configs of the older spelling must load, and a map directive may set an undotted name; others can be renamed.
-	case !strings.Contains(name, ".") && (!z.out.Events || nearest(name, allNames()) != ""):
+	// A map directive may set a name without a dot. A slip of the finger has none either, would be empty for every client
+	// and so make one counter for all; a map can be given another name.
+	case !strings.Contains(name, "."):
 		return unknownPlaceholder(name)
 	}
 	z.warn("placeholder {%s} is not one of Caddy's; if no plugin or map sets it, it is empty, and then counts as if it were not there "+
@@ -165,17 +167,25 @@ func knownRequestName(rest string) bool {
 }
 
 func unknownPlaceholder(name string) error {
-	hint := "a name that map or a plugin sets needs a dot in it, as in {map." + name + "}"
-	if strings.Contains(name, ".") {
+	if name == "" {
+		return errors.New(`a placeholder without a name; want one such as {client_ip}, or \{\} for braces that are meant`)
+	}
+	meant := mistakes[name]
+	if meant == "" {
+		meant = nearest(name, allNames())
+	}
+	if near := nearNamespace(longName(name)); meant == "" && near != name {
+		meant = near
+	}
+	hint, dotted := "did you mean {"+meant+"}?", strings.Contains(name, ".")
+	toMap := "what map or a plugin sets needs a name with a dot in it, such as {map." + name + "}"
+	switch {
+	case meant == "" && dotted:
 		hint = "see the placeholders in Caddy's documentation"
-	}
-	if near := nearest(name, allNames()); near != "" {
-		hint = "did you mean {" + near + "}?"
-	} else if near := nearNamespace(longName(name)); near != "" && near != name {
-		hint = "did you mean {" + near + "}?"
-	}
-	if meant, ok := mistakes[name]; ok {
-		hint = "did you mean {" + meant + "}?"
+	case meant == "":
+		hint = toMap
+	case !dotted:
+		hint += " (" + toMap + ")"
 	}
 	return fmt.Errorf("unknown placeholder {%s}; %s", name, hint)
 }

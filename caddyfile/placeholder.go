@@ -65,6 +65,28 @@ func closing(text string) int {
 	return -1
 }
 
+// checkBraces refuses braces that make no placeholder. The replacer would take them for text, and a key that is text is one
+// counter for everyone.
+func checkBraces(text string) error {
+	open := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '\\' && i+1 < len(text) && (text[i+1] == '{' || text[i+1] == '}'):
+			i++
+		case c == '{' && open:
+			return errors.New(`a { within a placeholder; want each closed before the next, as in {host}{path}, or \{ for a brace that is meant`)
+		case c == '}' && !open:
+			return errors.New(`a } that closes nothing; want { before a placeholder's name, or \} for a brace that is meant`)
+		case c == '{' || c == '}':
+			open = c == '{'
+		}
+	}
+	if open {
+		return errors.New(`a { that nothing closes; want } after the placeholder's name, or \{ for a brace that is meant`)
+	}
+	return nil
+}
+
 // isGlobal: the placeholder has a value at load, the same for every request.
 func isGlobal(name string) bool {
 	return hasAnyPrefix(name, "env.", "file.", "system.")
@@ -78,6 +100,9 @@ func hasAnyPrefix(text string, prefixes ...string) bool {
 func (z *zoneCompiler) key(field string, texts Texts, m mask) (*Key, error) {
 	key := &Key{}
 	for i, text := range texts {
+		if err := checkBraces(text); err != nil {
+			return nil, z.fail(field, i, fmt.Errorf("%q: %w", text, err))
+		}
 		p := part{mask: m}
 		hasAddress := false
 		for _, piece := range split(text) {

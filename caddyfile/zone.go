@@ -5,6 +5,7 @@ package caddyfile
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -246,6 +247,9 @@ func (z *zoneCompiler) keys() error {
 	switch texts = z.z.KeyFallback; {
 	case len(texts) == 1 && texts[0] == "none":
 		return nil
+	case slices.Contains(texts, "none"):
+		return z.fail("key_fallback", slices.Index(texts, "none"),
+			errors.New("\"none\" stands alone; want it without other texts, or the texts without it"))
 	case len(texts) == 0:
 		texts = Texts{clientAddress}
 	}
@@ -289,6 +293,9 @@ func (z *zoneCompiler) cost() error {
 		return nil
 	}
 	text := string(z.z.Cost)
+	if err := checkBraces(text); err != nil {
+		return z.fail("cost", -1, fmt.Errorf("%q: %w", text, err))
+	}
 	if pieces := split(text); len(pieces) == 1 && pieces[0].placeholder && !isGlobal(pieces[0].text) {
 		key, err := z.key("cost", Texts{text}, mask{v4: 32, v6: 128})
 		if err != nil {
