@@ -103,8 +103,8 @@ func (a *App) emit(name string, data map[string]any) {
 	}
 }
 
-// name counts a handler that is about to join, and tells apart the zones of those whose config gives them no name: in JSON of caddy-ext's form, two handlers
-// with the same key and rate do not share a counter.
+// name counts a handler that is about to join, and tells apart the zones of those whose config gives them no name: in JSON
+// of caddy-ext's form, two handlers with the same key and rate do not share a counter.
 func (a *App) name(c *caddyfile.Config) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

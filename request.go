@@ -161,7 +161,7 @@ func (q *question) remember(passed bool) {
 			answer := answer{rule: a.rule, limit: i, outcome: *a.outcome(i)}
 			if passed && answer.outcome.OK && a.rule.zone.severalRules() {
 				c := a.charge(i)
-				answer.key, answer.taken = strings.Clone(c.Key), c.Cost
+				answer.taken = &taken{key: strings.Clone(c.Key), units: c.Cost}
 			}
 			q.record.answers = append(q.record.answers, answer)
 		}
@@ -175,7 +175,7 @@ const recordVar = "rate_limit"
 type record struct {
 	answers []answer
 	first   [1]answer // backs answers: most requests meet one limit
-	refusal refusal
+	refusal *refusal  // nil: not refused
 	scratch fields.Scratch
 }
 
@@ -184,9 +184,14 @@ type answer struct {
 	rule    *rule
 	limit   int
 	outcome algorithms.Outcome
-	// What was taken, if the zone has other rules that may meet the same counter later on this request.
+	// taken is kept if the zone has other rules, which may meet the same counter later on this request.
+	taken *taken
+}
+
+// taken is what a rule took from a counter.
+type taken struct {
 	key   string
-	taken int64
+	units int64
 }
 
 // refusal is why a request was refused.
@@ -229,13 +234,13 @@ func (rec *record) held(r *rule, limit int, key string, cost int64) (units int64
 	}
 	for i := len(rec.answers) - 1; i >= 0; i-- {
 		a := &rec.answers[i]
-		if a.taken == 0 || a.rule.Limits[a.limit].Space != r.Limits[limit].Space || a.key != key {
+		if a.taken == nil || a.rule.Limits[a.limit].Space != r.Limits[limit].Space || a.taken.key != key {
 			continue
 		}
 		if ahead := cost + units; !r.DryRun && !r.Cost.Dynamic() && ahead > a.rule.ahead.Load() {
 			a.rule.ahead.Store(ahead) // of two at once one may be lost until the next request
 		}
-		units += a.taken
+		units += a.taken.units
 	}
 	return units
 }
@@ -252,7 +257,7 @@ func (rec *record) placeholder(name string) (any, bool) {
 		return "", true
 	}
 	zone, what := name[:dot], name[dot+1:]
-	if zone == "exceeded" && rec.refusal.zone != "" {
+	if zone == "exceeded" && rec.refusal != nil {
 		if value, ok := rec.refusal.placeholder(what); ok {
 			return value, true
 		}

@@ -18,7 +18,7 @@ type Scratch struct {
 	used int
 	// values backs the slices in the header map: each response has its own, because handlers edit them in place.
 	values [5]string
-	array  [88]byte
+	array  [56]byte
 }
 
 // start begins a text.
