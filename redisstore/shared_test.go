@@ -267,7 +267,7 @@ func TestLongLog(t *testing.T) {
 // A caller that goes away, and more callers than may wait.
 func TestCallersGoAway(t *testing.T) {
 	server := redistest.Start(t)
-	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 2 * time.Second})
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: time.Minute})
 	l := perHour(t, "z", 1_000_000)
 	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
 	server.Stop()
