@@ -7,7 +7,7 @@ UPSTREAM ?= 8081
 XCADDY   := github.com/caddyserver/xcaddy/cmd/xcaddy@v0.4.5
 STATIC   := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: run test build xcaddy lint race bench bench-redis clean
+.PHONY: run test build xcaddy lint race bench bench-redis bench-failure clean
 
 ## run: a Caddy with the module in front of an upstream, both on loopback
 run: build
@@ -58,6 +58,10 @@ bench:
 ## bench-redis: the comparison of decisions in Redis
 bench-redis: redis-server
 	cd bench && go run ./shared
+
+## bench-failure: what a failing Redis costs requests
+bench-failure: redis-server
+	cd bench && go run ./failure
 
 clean:
 	rm -rf bin

@@ -130,7 +130,6 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	if z == nil {
 		z = &zone{first: r, counters: local.Open(r.Zone), shares: local.Open(shareZone(r.Zone))}
 		a.zones[r.Zone] = z
-		logFreshStart(r, z.counters.Spaces(), logger)
 	}
 	if was, is := z.first.Settings(), r.Settings(); was != is {
 		return nil, fmt.Errorf("zone %q is %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
@@ -152,13 +151,28 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	return z, nil
 }
 
-// logFreshStart says that a zone which has counters gets new ones, because its algorithm or window changed.
-func logFreshStart(r *caddyfile.Rule, known []algorithms.Space, logger *zap.Logger) {
-	for _, limit := range r.Limits {
-		if len(known) > 0 && !slices.Contains(known, limit.Space) {
-			logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", r.Zone),
-				zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window),
-				zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it"))
+// started holds the spaces of the zones in the config that was started last.
+var started struct {
+	sync.Mutex
+	app    *App
+	spaces map[string][]algorithms.Space
+}
+
+// sayFreshStarts warns of zones that were there before and get new counters, because their algorithm or window changed. It is
+// said when a config starts, so that a rejected one says nothing.
+func (a *App) sayFreshStarts() {
+	started.Lock()
+	defer started.Unlock()
+	before := started.spaces
+	started.app, started.spaces = a, make(map[string][]algorithms.Space)
+	for _, z := range a.open() {
+		for _, limit := range z.first.Limits {
+			started.spaces[z.first.Zone] = append(started.spaces[z.first.Zone], limit.Space)
+			if known := before[z.first.Zone]; known != nil && !slices.Contains(known, limit.Space) {
+				a.logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", z.first.Zone),
+					zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window),
+					zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it"))
+			}
 		}
 	}
 }
@@ -174,6 +188,7 @@ func (a *App) sweepEvery(d time.Duration) {
 
 // Start begins to sweep, and to look at the shared store. There is one goroutine per config, none per zone or key.
 func (a *App) Start() error {
+	a.sayFreshStarts()
 	if a.redis != nil {
 		a.run()
 	}
@@ -221,6 +236,11 @@ func (a *App) Stop() error {
 
 // Cleanup releases the zones. The counters stay if another config has them open, as at a reload.
 func (a *App) Cleanup() error {
+	started.Lock()
+	if started.app == a { // no config came after it
+		started.app, started.spaces = nil, nil
+	}
+	started.Unlock()
 	for _, z := range a.open() {
 		z.counters.Close()
 		z.shares.Close()
