@@ -58,7 +58,7 @@ func (b *batch) giveBack(ctx context.Context, store algorithms.Store) {
 	marks := make([]algorithms.Outcome, len(b.outcomes))
 	back := make([]algorithms.Charge, 0, len(b.charges))
 	for i, c := range b.charges {
-		if b.outcomes[i].OK && !c.Peek { // a dry run that refused has taken nothing
+		if b.outcomes[i].OK { // a dry run that refused has taken nothing
 			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: b.outcomes[i].Mark})
 		} else {
 			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit})

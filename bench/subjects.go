@@ -6,6 +6,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -60,12 +61,11 @@ var subjects = []subject{
 }
 
 func find(name string) subject {
-	for _, s := range subjects {
-		if s.name == name {
-			return s
-		}
+	i := slices.IndexFunc(subjects, func(s subject) bool { return s.name == name })
+	if i < 0 {
+		check(fmt.Errorf("no subject %q; the table's first column has their names", name))
 	}
-	panic("no subject " + name)
+	return subjects[i]
 }
 
 // byKey is a worker for a limiter that is asked about a text.
