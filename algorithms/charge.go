@@ -10,6 +10,10 @@ import (
 // over several refusing charges is right.
 const Never = time.Duration(math.MaxInt64)
 
+// Unknown is the wait for what happens when somebody else gives back: no number would be true. It is less than any
+// other wait, so that it contributes nothing to a maximum.
+const Unknown = time.Duration(-1)
+
 // Charge asks one limit about one key.
 type Charge struct {
 	// Key separates clients within the limit's space. The store does not keep it after Apply returns.
@@ -24,6 +28,8 @@ type Charge struct {
 	Held int64
 	// Peek: decided, never committed, never a reason to refuse the batch.
 	Peek bool
+	// Check: decided, never committed, but a reason to refuse the batch: it asks whether something is in the way.
+	Check bool
 	// Force: applied without a check, even beyond the capacity (a debt).
 	Force bool
 	// DryRun: decided, committed if it and the batch pass, never a reason to refuse the batch.
@@ -37,10 +43,13 @@ type Outcome struct {
 	// Remaining units: a request of this cost would be admitted now, one unit more would not.
 	Remaining int64
 	// Retry is how long this charge must wait to pass if no one else uses the key: 0 with OK,
-	// [Never] when its cost is above the capacity. One microsecond less and it is refused.
+	// [Never] when its cost is above the capacity, [Unknown] for units in flight. One microsecond less and it is refused.
 	Retry time.Duration
-	// Next is the time until one more unit than Remaining is available; [Never] when nothing more can become available.
+	// Next is the time until one more unit than Remaining is available; [Never] when nothing more can become available,
+	// [Unknown] for units in flight.
 	Next time.Duration
+	// Delay is how long a charge that passes must be held before it is served: its slot in a queue.
+	Delay time.Duration
 	// Mark names what a committed charge was taken from, for giving it back.
 	Mark int64
 }
@@ -51,6 +60,9 @@ var Unasked = Outcome{OK: true, Remaining: -1}
 
 // Asked reports whether the outcome says something.
 func (o *Outcome) Asked() bool { return o.Remaining >= 0 }
+
+// commits reports whether the charge takes or gives anything if its batch passes.
+func (c *Charge) commits() bool { return !c.Peek && !c.Check }
 
 // Store applies batches atomically, on a clock of its own.
 type Store interface {

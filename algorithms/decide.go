@@ -54,7 +54,7 @@ func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) boo
 	for i := range charges {
 		c, asked := &charges[i], sum(charges, counters, i)
 		wait := c.Limit.wait(counters[i], now, asked)
-		if wait > 0 {
+		if wait != 0 {
 			if c.Held > 0 {
 				wait = c.Limit.wait(counters[i], now, asked+min(c.Held, MaxExact))
 			}
@@ -62,9 +62,10 @@ func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) boo
 		}
 		out[i].OK, out[i].Retry = wait == 0, wait
 	}
-	if commit {
-		for i := range charges {
-			if c := &charges[i]; out[i].OK && !c.Peek {
+	for i := range charges {
+		if c := &charges[i]; out[i].OK {
+			out[i].Delay = c.Limit.delay(counters[i], now, c)
+			if commit && c.commits() {
 				out[i].Mark = c.Limit.take(counters[i], c)
 			}
 		}
@@ -89,12 +90,12 @@ func sum(charges []Charge, counters []*Counter, i int) int64 {
 		return 0
 	}
 	total := min(c.Cost, above)
-	if c.Peek || len(charges) == 1 {
+	if !c.commits() || len(charges) == 1 {
 		return total
 	}
 	for j := range charges {
 		d := &charges[j]
-		if j == i || counters[j] != counters[i] || d.Peek || d.Cost <= 0 || (d.DryRun && !c.DryRun) {
+		if j == i || counters[j] != counters[i] || !d.commits() || d.Cost <= 0 || (d.DryRun && !c.DryRun) {
 			continue
 		}
 		total = min(total+min(d.Cost, above), above)
@@ -166,7 +167,7 @@ func (l *Limit) anchor(c *Counter, now int64) {
 	switch l.Algorithm {
 	case FixedWindow, SlidingWindow:
 		c.T = now - now%l.window
-	case SlidingLog:
+	case SlidingLog, Concurrency:
 		c.pullBack(now)
 	default:
 		c.T = now - now%l.tick
@@ -189,6 +190,10 @@ func (l *Limit) wait(c *Counter, now, cost int64) time.Duration {
 		wait = l.fixedWait(c, cost)
 	case SlidingWindow:
 		wait = l.slidingWait(c, cost)
+	case Concurrency:
+		if c.sum() > l.Quota-cost {
+			return Unknown
+		}
 	default:
 		wait = l.logWait(c, cost)
 	}
@@ -207,7 +212,18 @@ func (l *Limit) next(c *Counter, now, remaining int64) time.Duration {
 }
 
 func (l *Limit) remaining(c *Counter) int64 {
+	if l.Queue > 0 && c.A > l.latest { // nothing may begin to wait that long
+		return 0
+	}
 	return max(0, l.Capacity-l.used(c))
+}
+
+// delay is how long a charge that passes must be held, from the store's now.
+func (l *Limit) delay(c *Counter, now int64, charge *Charge) time.Duration {
+	if l.Queue == 0 || charge.Cost <= 0 || c.A <= l.slack {
+		return 0
+	}
+	return time.Duration(l.untilTick(c, ceilDiv(c.A-l.slack, l.num))+c.now-now) * time.Microsecond
 }
 
 // used counts the units in use, rounded up.
@@ -233,7 +249,7 @@ func (l *Limit) take(c *Counter, charge *Charge) int64 {
 	case charge.Cost == 0:
 		return 0
 	case charge.Cost < 0:
-		if l.giveBack(c, -max(charge.Cost, -MaxExact), charge.Mark) {
+		if l.giveBack(c, charge) {
 			c.changed = true
 		}
 		return charge.Mark
@@ -253,13 +269,14 @@ func (l *Limit) take(c *Counter, charge *Charge) int64 {
 }
 
 // giveBack returns units only to what they were taken from, as far as it still stands; false if it does not.
-func (l *Limit) giveBack(c *Counter, units, mark int64) bool {
+func (l *Limit) giveBack(c *Counter, charge *Charge) bool {
+	units := -max(charge.Cost, -MaxExact)
 	switch l.Algorithm {
 	case TokenBucket, LeakyBucket:
-		return l.unfill(c, units, mark)
+		return l.unfill(c, units, charge.Mark, charge.Force)
 	case FixedWindow, SlidingWindow:
-		return l.uncount(c, units, mark)
+		return l.uncount(c, units, charge.Mark)
 	default:
-		return c.remove(units, mark)
+		return c.remove(units, charge.Mark)
 	}
 }

@@ -12,15 +12,16 @@
 // # Three kernels
 //
 //	kernel   state                     serves
-//	meter    moment, level             token bucket, leaky bucket
+//	meter    moment, level             token bucket, leaky bucket, queue
 //	window   window start, cur, prev   fixed window, sliding-window counter
-//	log      (moment, units) entries   sliding-window log
+//	log      (moment, units) entries   sliding-window log, concurrency
 //
 // Everything else is a charge on one of them. A refund is a charge below zero that names, as its Mark, the
 // window, entry or bucket it was taken from. A peek is a charge that is never committed. A cost that is
-// known only after the response is a forced charge. What comes later needs no second interface either: a
-// queue is a meter that answers with a delay; a lease is a log entry, taken, moved (renewed) and given back
-// by its Mark, and two leases with the same expiry are interchangeable; a ban is an entry with an end.
+// known only after the response is a forced charge. A queue is a meter that answers with a delay. A lease is a log
+// entry: taken, given back by its Mark, and renewed by giving it back and taking it anew at once, by force; two leases of
+// the same moment are interchangeable. A ban ([Ban]) is a meter filled by force for as long as it lasts, and asked by
+// a check, which refuses and takes nothing.
 //
 // # Units
 //

@@ -28,9 +28,12 @@ func (l *Limit) drain(c *Counter) {
 	c.T = c.now - l.sinceTick(c.now)
 }
 
-// meterWait: the cost fits once level + cost·den ≤ capacity·den.
+// meterWait: the cost fits once level + cost·den ≤ capacity·den, and in a queue the level is low enough to begin to wait.
 func (l *Limit) meterWait(c *Counter, cost int64) int64 {
 	over := c.A - (l.Capacity-cost)*l.den
+	if l.Queue > 0 {
+		over = max(over, c.A-l.latest)
+	}
 	if over <= 0 {
 		return 0
 	}
@@ -62,11 +65,19 @@ func (l *Limit) sinceTick(moment int64) int64 {
 // fill takes units and returns the moment at which the meter is empty again: a refund after that is void.
 func (l *Limit) fill(c *Counter, units int64) int64 {
 	c.A = min(c.A+min(units, MaxExact/l.den)*l.den, l.ceiling)
-	return c.now + l.untilTick(c, ceilDiv(c.A, l.num))
+	return l.emptyAt(c)
 }
 
-func (l *Limit) unfill(c *Counter, units, emptyAt int64) bool {
+// emptyAt is the moment at which the meter is empty if nobody charges it. A charge moves it, time does not.
+func (l *Limit) emptyAt(c *Counter) int64 { return c.now + l.untilTick(c, ceilDiv(c.A, l.num)) }
+
+// unfill gives back to a meter that was not empty since. Of a queue only the last slot can be given back: those behind any other keep
+// theirs, and a newcomer would be told one of them. Who moves them up forces it.
+func (l *Limit) unfill(c *Counter, units, emptyAt int64, force bool) bool {
 	if c.now >= emptyAt || c.A == 0 {
+		return false
+	}
+	if l.Queue > 0 && !force && emptyAt != l.emptyAt(c) {
 		return false
 	}
 	c.A = max(0, c.A-min(units, MaxExact/l.den)*l.den)

@@ -12,6 +12,9 @@ type Params struct {
 	Num, Den int64
 	// Ceiling is the most that a meter's level can be, debts included.
 	Ceiling int64
+	// Queued: the meter delays. Up to level Slack it serves at once, above Latest it refuses.
+	Queued        bool
+	Slack, Latest int64
 }
 
 // Params returns the limit's integers, for a store that decides elsewhere.
@@ -19,5 +22,6 @@ func (l *Limit) Params() Params {
 	return Params{
 		Algorithm: l.Algorithm, Capacity: l.Capacity, Quota: l.Quota,
 		Window: l.window, Tick: l.tick, Ticks: l.ticks, Num: l.num, Den: l.den, Ceiling: l.ceiling,
+		Queued: l.Queue > 0, Slack: l.slack, Latest: l.latest,
 	}
 }

@@ -21,24 +21,27 @@ const (
 	SlidingWindow
 	// TokenBucket admits Burst units at once from idle and refills at quota per window (also known as GCRA).
 	TokenBucket
-	// LeakyBucket is the leaky bucket as a meter: arithmetically a token bucket whose capacity is small.
-	// Package leaky builds its policies in the terms that NGINX operators know.
+	// LeakyBucket is the leaky bucket: arithmetically a token bucket whose capacity is small. As a meter it polices;
+	// with a Queue it shapes. Package leaky builds its policies in the terms that NGINX operators know.
 	LeakyBucket
+	// Concurrency counts units in flight. A unit is a lease: it ends when it is given back, or after Window unless it is
+	// renewed. It is no algorithm that a limit per window could choose, so [ParseAlgorithm] does not know it.
+	Concurrency
 )
 
 var algorithmNames = [...]string{
 	FixedWindow: "fixed_window", SlidingLog: "sliding_log", SlidingWindow: "sliding_window",
-	TokenBucket: "token_bucket", LeakyBucket: "leaky_bucket",
+	TokenBucket: "token_bucket", LeakyBucket: "leaky_bucket", Concurrency: "concurrency",
 }
 
 // AlgorithmNames lists the names that [ParseAlgorithm] knows.
-func AlgorithmNames() []string { return append([]string(nil), algorithmNames[1:]...) }
+func AlgorithmNames() []string { return append([]string(nil), algorithmNames[1:Concurrency]...) }
 
 // ParseAlgorithm returns the algorithm of that name, or false.
 func ParseAlgorithm(name string) (Algorithm, bool) {
-	for a, n := range algorithmNames {
-		if n == name && n != "" {
-			return Algorithm(a), true
+	for a := FixedWindow; a < Concurrency; a++ {
+		if algorithmNames[a] == name {
+			return a, true
 		}
 	}
 	return 0, false
@@ -55,16 +58,24 @@ func (a Algorithm) String() string {
 // Bucket reports whether the algorithm is a bucket, which has a burst.
 func (a Algorithm) Bucket() bool { return a == TokenBucket || a == LeakyBucket }
 
+// Log reports whether the algorithm keeps entries, by which its state has no constant size.
+func (a Algorithm) Log() bool { return a == SlidingLog || a == Concurrency }
+
 // Policy is a limit as an operator thinks of it.
 type Policy struct {
 	Algorithm Algorithm
-	// Quota is how many units per Window, 0 (refuse everything) or more.
+	// Quota is how many units per Window, or in flight, 0 (refuse everything) or more.
 	Quota int64
-	// Window is a whole number of microseconds, from 1 µs to [MaxWindow].
+	// Window is a whole number of microseconds, from 1 µs to [MaxWindow]. For Concurrency it is how long a lease lasts that is not renewed.
 	Window time.Duration
 	// Burst is how many units a bucket admits at once from idle, in total, at least 1.
 	// It must be zero for the other algorithms.
 	Burst int64
+	// Queue makes a leaky bucket shape: of the Burst−1 units above the one in service, the last Queue wait for their slots
+	// ([Outcome.Delay]), those before are served at once. It is 0 to Burst−1, and 0 for the other algorithms.
+	Queue int64
+	// MaxWait is the longest Delay; what would wait longer is refused. 0 leaves it to Queue. It needs a Queue.
+	MaxWait time.Duration
 }
 
 // Space identifies a set of counters: those of one zone under one algorithm and window.
@@ -93,6 +104,8 @@ type Limit struct {
 	most   int64 // window: the largest count whose product with ticks is exact
 	// meter: the most a level can be, debts included, so that no wait exceeds MaxExact µs
 	ceiling int64
+	slack   int64 // queue: up to this level a unit is served at once
+	latest  int64 // queue: above this level it would wait longer than MaxWait
 }
 
 // Bounds of what can be compiled.
@@ -111,12 +124,13 @@ var (
 	ErrQuota     = errors.New("quota out of range")
 	ErrWindow    = errors.New("window out of range")
 	ErrBurst     = errors.New("burst out of range")
+	ErrQueue     = errors.New("queue out of range")
 	ErrInexact   = errors.New("limit cannot be counted exactly")
 )
 
 // Compile turns a policy of a zone into a Limit, or says what is wrong with it.
 func Compile(zone string, p Policy) (*Limit, error) {
-	if p.Algorithm < FixedWindow || p.Algorithm > LeakyBucket {
+	if p.Algorithm < FixedWindow || p.Algorithm > Concurrency {
 		return nil, fmt.Errorf("%w: %v, want one of %v", ErrAlgorithm, p.Algorithm, AlgorithmNames())
 	}
 	if p.Quota < 0 || p.Quota > MaxExact {
@@ -134,6 +148,9 @@ func Compile(zone string, p Policy) (*Limit, error) {
 	if err := l.checkBurst(); err != nil {
 		return nil, err
 	}
+	if err := l.checkQueue(); err != nil {
+		return nil, err
+	}
 	if !l.chooseTick() {
 		return nil, fmt.Errorf("%w: %d per %v needs numbers above 2^52 at every tick that divides the window; "+
 			"use a smaller quota or burst, or a rounder window", ErrInexact, p.Quota, p.Window)
@@ -141,6 +158,9 @@ func Compile(zone string, p Policy) (*Limit, error) {
 	if l.Algorithm.Bucket() && l.Capacity*l.den/l.num >= int64(MaxWindow/time.Microsecond)/l.tick {
 		return nil, fmt.Errorf("%w: %d, which takes more than %v to refill at %d per %v",
 			ErrBurst, p.Burst, MaxWindow, p.Quota, p.Window)
+	}
+	if p.Queue > 0 && p.Quota > 0 {
+		l.boundQueue()
 	}
 	return l, nil
 }
@@ -155,6 +175,29 @@ func (l *Limit) checkBurst() error {
 		l.Capacity = l.Burst
 	}
 	return nil
+}
+
+func (l *Limit) checkQueue() error {
+	switch {
+	case l.Queue == 0 && l.MaxWait == 0:
+		return nil
+	case l.Algorithm != LeakyBucket:
+		return fmt.Errorf("%w: %d waiting, but %v has no queue; use leaky_bucket", ErrQueue, l.Queue, l.Algorithm)
+	case l.Queue < 1 || l.Queue >= l.Burst:
+		return fmt.Errorf("%w: %d waiting of a burst of %d, want 1 to %d", ErrQueue, l.Queue, l.Burst, l.Burst-1)
+	case l.MaxWait < 0 || l.MaxWait > MaxWindow || l.MaxWait%time.Microsecond != 0:
+		return fmt.Errorf("%w: the longest wait is %v, want whole microseconds up to %v", ErrQueue, l.MaxWait, MaxWindow)
+	}
+	return nil
+}
+
+// boundQueue says between which levels a unit waits.
+func (l *Limit) boundQueue() {
+	l.slack, l.latest = (l.Capacity-1-l.Queue)*l.den, MaxExact
+	ticks := l.MaxWait.Microseconds() / l.tick
+	if l.MaxWait > 0 && ticks <= (MaxExact-l.slack)/l.num {
+		l.latest = l.slack + ticks*l.num
+	}
 }
 
 // chooseTick takes the finest tick at which the kernel's largest product is exact.
@@ -196,6 +239,14 @@ func (l *Limit) Refill() time.Duration {
 		return l.Window
 	}
 	return time.Duration(ceilDiv(l.Capacity*l.den, l.num)*l.tick) * time.Microsecond
+}
+
+// Interval is the time that a bucket takes to lose a number of units, rounded down to a tick; 0 for the other algorithms.
+func (l *Limit) Interval(units int64) time.Duration {
+	if !l.Algorithm.Bucket() {
+		return 0
+	}
+	return time.Duration(min(units, l.Capacity)*l.den/l.num*l.tick) * time.Microsecond
 }
 
 func gcd(a, b int64) int64 {

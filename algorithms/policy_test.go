@@ -18,7 +18,7 @@ func TestCompileErrors(t *testing.T) {
 		text string
 	}{
 		{Policy{Quota: 1, Window: second}, ErrAlgorithm, "unknown algorithm: algorithm(0), want one of [fixed_window sliding_log sliding_window token_bucket leaky_bucket]"},
-		{Policy{Algorithm: 6, Quota: 1, Window: second}, ErrAlgorithm, "algorithm(6)"},
+		{Policy{Algorithm: 7, Quota: 1, Window: second}, ErrAlgorithm, "algorithm(7)"},
 		{Policy{Algorithm: FixedWindow, Quota: -1, Window: second}, ErrQuota, "quota out of range: -1, want 0 to 4503599627370496"},
 		{Policy{Algorithm: FixedWindow, Quota: MaxExact + 1, Window: second}, ErrQuota, "4503599627370497"},
 		{Policy{Algorithm: FixedWindow, Quota: 1}, ErrWindow, "window out of range: 0s, want whole microseconds from 1µs to 312749h58m26.842624s"},
@@ -35,6 +35,12 @@ func TestCompileErrors(t *testing.T) {
 		{Policy{Algorithm: TokenBucket, Quota: 1, Window: 365 * 24 * time.Hour, Burst: 100}, ErrBurst, "burst out of range: 100, which takes more than 312749h58m26.842624s"},
 		{Policy{Algorithm: SlidingWindow, Quota: 1 << 40, Window: time.Hour + time.Microsecond}, ErrInexact, "limit cannot be counted exactly: 1099511627776 per 1h0m0.000001s needs numbers above 2^52 at every tick that divides the window; use a smaller quota or burst, or a rounder window"},
 		{Policy{Algorithm: TokenBucket, Quota: 1, Window: MaxWindow, Burst: 1}, ErrBurst, "takes more than"},
+		{Policy{Algorithm: Concurrency, Quota: 1, Window: second, Burst: 1}, ErrBurst, "concurrency has no burst"},
+		{Policy{Algorithm: TokenBucket, Quota: 1, Window: second, Burst: 2, Queue: 1}, ErrQueue, "queue out of range: 1 waiting, but token_bucket has no queue; use leaky_bucket"},
+		{Policy{Algorithm: SlidingLog, Quota: 1, Window: second, MaxWait: second}, ErrQueue, "0 waiting, but sliding_log has no queue"},
+		{Policy{Algorithm: LeakyBucket, Quota: 1, Window: second, Burst: 3, Queue: 3}, ErrQueue, "3 waiting of a burst of 3, want 1 to 2"},
+		{Policy{Algorithm: LeakyBucket, Quota: 1, Window: second, Burst: 3, MaxWait: second}, ErrQueue, "0 waiting of a burst of 3, want 1 to 2"},
+		{Policy{Algorithm: LeakyBucket, Quota: 1, Window: second, Burst: 3, Queue: 2, MaxWait: 1500}, ErrQueue, "the longest wait is 1.5µs, want whole microseconds"},
 		{Policy{Algorithm: SlidingWindow, Quota: 5e10, Window: 1e6 * 1000 * time.Second}, ErrInexact, "50000000000 per"},
 		{Policy{Algorithm: TokenBucket, Quota: 999_999_937, Window: 999_999_937 * time.Second, Burst: 1 << 50}, ErrBurst, "takes more than"},
 	} {

@@ -1,6 +1,7 @@
-// Package leaky is the leaky bucket in the terms that operators know from NGINX. As a meter it polices: a request
-// over the rate and beyond the burst is refused at once. The queue that shapes, where such a request waits for its
-// slot and then leaves at the constant rate, will stand beside it on the same kernel: a meter that answers with a delay.
+// Package leaky is the leaky bucket in the terms that operators know from NGINX. As a meter ([Meter]) it polices: a request
+// over the rate and beyond the burst is refused at once. As a queue ([Queue]) it shapes: such a request waits for its
+// slot and then leaves at the constant rate. Both are the same kernel, a meter that answers with a delay; [Room] is
+// where the requests of a process wait.
 package leaky
 
 import (

@@ -32,7 +32,7 @@ func newTable(l *algorithms.Limit, rank uint64) *table {
 	t := &table{shards: make([]shard, n), mask: uint64(n - 1)}
 	for i := range t.shards {
 		t.shards[i].rank = rank + uint64(i)
-		t.shards[i].log = l.Algorithm == algorithms.SlidingLog
+		t.shards[i].log = l.Algorithm.Log()
 	}
 	return t
 }

@@ -1,0 +1,23 @@
+package algorithms
+
+import "time"
+
+// Ban returns the limit whose counters are the bans of a zone: a meter that holds one unit and loses one unit each
+// microsecond. [Banish] fills it, [Ask] refuses while anything is left, and the wait is what is left of the ban.
+func Ban(zone string) *Limit {
+	l, err := Compile(zone, Policy{Algorithm: TokenBucket, Quota: 1, Window: time.Microsecond, Burst: 1})
+	if err != nil {
+		panic(err) // constants
+	}
+	return l
+}
+
+// Banish is the charge that bans a key for a time of at least 1 µs, or for that much longer if it is banned already.
+func Banish(ban *Limit, key string, d time.Duration) Charge {
+	return Charge{Key: key, Limit: ban, Cost: d.Microseconds(), Force: true}
+}
+
+// Ask is the charge that refuses a banned key and takes nothing.
+func Ask(ban *Limit, key string) Charge {
+	return Charge{Key: key, Limit: ban, Cost: 1, Check: true}
+}
