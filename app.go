@@ -135,7 +135,7 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 		return nil, fmt.Errorf("zone %q is %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
 			"make them equal, or give one of the zones another name", r.Zone, was, z.first.Place, is, r.Place)
 	}
-	for _, name := range r.Names {
+	for name := range r.AllNames() {
 		if other, taken := a.wire[name]; taken && other != r.Zone {
 			return nil, fmt.Errorf("clients would see two limits named %q, of zone %q (%s) and of zone %q; give one of the zones another name",
 				name, r.Zone, r.Place, other)
@@ -144,9 +144,12 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	}
 	z.rules++
 	z.units += r.Cost.Least()
-	if limit := r.Limits[0]; z.severalRules() && z.units > limit.Capacity && limit.Capacity > 0 {
-		logger.Warn("a request that meets all rules of this zone can never pass, because together they take more than it holds",
-			zap.String("zone", r.Zone), zap.Int("rules", z.rules), zap.Int64("units", z.units), zap.Int64("capacity", limit.Capacity))
+	for limit := range r.AllLimits() {
+		if z.severalRules() && z.units > limit.Capacity && limit.Capacity > 0 {
+			logger.Warn("a request that meets all rules of this zone can never pass, because together they take more than it holds",
+				zap.String("zone", r.Zone), zap.Int("rules", z.rules), zap.Int64("units", z.units), zap.Int64("capacity", limit.Capacity))
+			break
+		}
 	}
 	return z, nil
 }
@@ -166,7 +169,7 @@ func (a *App) sayFreshStarts() {
 	before := started.spaces
 	started.app, started.spaces = a, make(map[string][]algorithms.Space)
 	for _, z := range a.open() {
-		for _, limit := range z.first.Limits {
+		for limit := range z.first.AllLimits() {
 			started.spaces[z.first.Zone] = append(started.spaces[z.first.Zone], limit.Space)
 			if known := before[z.first.Zone]; known != nil && !slices.Contains(known, limit.Space) {
 				a.logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", z.first.Zone),

@@ -83,12 +83,12 @@ func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
 		a.metrics.CountFallback(a.rule.OnStoreError.String())
 		switch a.rule.OnStoreError {
 		case caddyfile.OnStoreErrorDeny:
-			a.denied = !a.rule.DryRun
+			a.denied = a.enforced
 			denied = denied || a.denied
 		case caddyfile.OnStoreErrorAllow:
 			h.app.redis.unlimited.Add(1)
 		default:
-			a.takeShare(&q.share, shares.limits[a.rule])
+			a.takeShare(&q.share, shares.limits[a.plan])
 		}
 	}
 	if denied {
@@ -114,7 +114,7 @@ func (a *asked) takeShare(to *batch, limits []*algorithms.Limit) {
 // shares is what this instance admits by itself while the shared store is down, and how clients are told.
 type shares struct {
 	fleet  int
-	limits map[*rule][]*algorithms.Limit
+	limits map[*plan][]*algorithms.Limit
 	fields *fields.Set
 }
 
@@ -124,15 +124,15 @@ func (h *Handler) currentShares() *shares {
 	if s := h.shares.Load(); s != nil && s.fleet == fleet {
 		return s
 	}
-	s := &shares{fleet: fleet, limits: make(map[*rule][]*algorithms.Limit)}
-	s.fields = h.describe(func(r *rule) []*algorithms.Limit {
+	s := &shares{fleet: fleet, limits: make(map[*plan][]*algorithms.Limit)}
+	s.fields = h.describe(func(r *rule, p *plan) []*algorithms.Limit {
 		if !r.shared || r.OnStoreError != caddyfile.OnStoreErrorLocal {
-			return r.Limits
+			return p.Limits
 		}
-		for _, limit := range r.Limits {
-			s.limits[r] = append(s.limits[r], share(limit, fleet))
+		for _, limit := range p.Limits {
+			s.limits[p] = append(s.limits[p], share(limit, fleet))
 		}
-		return s.limits[r]
+		return s.limits[p]
 	})
 	h.shares.Store(s)
 	return s

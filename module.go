@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -59,12 +60,18 @@ type rule struct {
 	shared  bool // counts in the shared store
 	metrics *telemetry.Zone
 	standIn *telemetry.Zone // counts what happens while the shared store is down
-	policy  int             // index in the handler's fields of the first limit's policy
-	badCost atomic.Bool     // a cost that is no number was logged
+	plans   []*plan
+	badCost atomic.Bool // a cost that is no number was logged
 	// ahead is what rules of later handlers, at a fixed cost, were seen to take from the same counter on the same request. Only requests
 	// tell, since which handlers a request meets depends on routes. A refused request never gets to those
 	// handlers, and must yet be told a wait that is long enough for them too.
 	ahead atomic.Int64
+}
+
+// plan is a compiled plan with what clients are told of it.
+type plan struct {
+	*caddyfile.Plan
+	policy int // index in the handler's fields of the first limit's policy
 }
 
 // CaddyModule returns the Caddy module information.
@@ -104,12 +111,13 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 		if err != nil {
 			return err
 		}
-		r := &rule{Rule: compiled, zone: zone, policy: policies}
+		r := &rule{Rule: compiled, zone: zone}
 		if r.shared = compiled.Store == caddyfile.StoreRedis; r.shared {
 			h.redis = app.redis
 		}
-		if !r.DryRun {
-			policies += len(r.Limits)
+		for _, p := range compiled.Plans {
+			r.plans = append(r.plans, &plan{Plan: p, policy: policies})
+			policies += len(p.Limits)
 		}
 		h.rules = append(h.rules, r)
 		if h.settings.DisableMetrics {
@@ -119,14 +127,14 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 			return fmt.Errorf("registering metrics of zone %s: %w", r.Zone, err)
 		}
 	}
-	h.fields = h.describe(func(r *rule) []*algorithms.Limit { return r.Limits })
+	h.fields = h.describe(func(_ *rule, p *plan) []*algorithms.Limit { return p.Limits })
 	return nil
 }
 
 // openMetrics begins to count the rule's decisions by the store that makes them.
 func (r *rule) openMetrics(registry *prometheus.Registry) (err error) {
 	source := telemetry.Source{
-		Zone: r.Zone, Store: "local", Limits: r.Limits, IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
+		Zone: r.Zone, Store: "local", Limits: slices.Collect(r.AllLimits()), IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
 		Keys: r.zone.counters.Keys, Evictions: r.zone.counters.Evictions,
 	}
 	if r.shared {
@@ -142,15 +150,14 @@ func (r *rule) openMetrics(registry *prometheus.Registry) (err error) {
 	return err
 }
 
-// describe prepares what clients are told of the rules that are enforced, by the limits that hold for each.
-func (h *Handler) describe(limits func(*rule) []*algorithms.Limit) *fields.Set {
+// describe prepares what clients are told of each plan, by the limits that hold for it.
+func (h *Handler) describe(limits func(*rule, *plan) []*algorithms.Limit) *fields.Set {
 	var policies []fields.Policy
 	for _, r := range h.rules {
-		if r.DryRun {
-			continue
-		}
-		for i, limit := range limits(r) {
-			policies = append(policies, fields.NewPolicy(r.Names[i], limit))
+		for _, p := range r.plans {
+			for i, limit := range limits(r, p) {
+				policies = append(policies, fields.NewPolicy(p.Names[i], limit))
+			}
 		}
 	}
 	return fields.NewSet(h.settings.Headers, h.settings.Status, policies...)
@@ -264,14 +271,14 @@ func (h *Handler) cost(rule *rule, r *http.Request) int64 {
 // tell writes the response fields of the enforced rules that applied.
 func (h *Handler) tell(w http.ResponseWriter, q *question) {
 	for _, a := range q.asked {
-		if a.rule.DryRun {
+		if !a.enforced {
 			continue
 		}
 		if a.again {
-			fields.Retract(w.Header(), a.rule.Names...)
+			fields.Retract(w.Header(), a.plan.Names...)
 		}
-		for i := range a.rule.Limits {
-			told := fields.Applied{Policy: a.rule.policy + i}
+		for i := range a.plan.Limits {
+			told := fields.Applied{Policy: a.plan.policy + i}
 			if o := a.outcome(i); o.Asked() {
 				told.Outcome = o
 			}
@@ -291,9 +298,9 @@ func (h *Handler) count(q *question, took time.Duration) {
 		limit, refused := a.refusedBy()
 		refused = refused || a.denied
 		switch {
-		case !a.rule.DryRun && !refused:
+		case a.enforced && !refused:
 			a.metrics.Count(telemetry.Passed, took)
-		case !a.rule.DryRun:
+		case a.enforced:
 			a.metrics.Count(telemetry.Refused, took)
 		case !refused:
 			a.metrics.Count(telemetry.PassedDryRun, took)
@@ -306,7 +313,7 @@ func (h *Handler) count(q *question, took time.Duration) {
 
 // refuse answers the client, with the wait of the rule's limit that binds.
 func (h *Handler) refuse(w http.ResponseWriter, q *question, by asked, limit int) error {
-	wait, policy := h.jitter(by.outcome(limit).Retry), by.rule.Names[limit]
+	wait, policy := h.jitter(by.outcome(limit).Retry), by.plan.Names[limit]
 	q.record.refusal = &refusal{zone: by.rule.Zone, policy: policy, wait: wait}
 	h.report(q, by, wait)
 	return h.answer(w, q, wait, h.settings.Status, "rate limit exceeded", q.fields.Problem(q.applied))
@@ -347,7 +354,7 @@ func (h *Handler) report(q *question, a asked, wait time.Duration) {
 		key = strings.Clone(key) // subscribers may keep it
 	}
 	h.reporter.Refused(q.r, telemetry.Refusal{
-		Zone: a.rule.Zone, Key: key, Text: caddyfile.Text, Wait: wait, DryRun: a.rule.DryRun, Now: monotonic(),
+		Zone: a.rule.Zone, Key: key, Text: caddyfile.Text, Wait: wait, DryRun: !a.enforced, Now: monotonic(),
 	})
 }
 

@@ -40,11 +40,14 @@ type batch struct {
 // asked is a rule that applies, and where its limits' charges are.
 type asked struct {
 	rule    *rule
+	plan    *plan
 	metrics *telemetry.Zone
 	batch   *batch
 	first   int
 	// again: another rule of the zone was asked before, and told the client what is left.
 	again bool
+	// enforced: it may refuse the request; else it is a dry run.
+	enforced bool
 	// denied: the shared store failed, and the rule refuses what it cannot count.
 	denied bool
 }
@@ -114,19 +117,21 @@ func (q *question) charge(r *rule, key string, cost int64) {
 	if r.shared {
 		b = &q.shared
 	}
-	q.asked = append(q.asked, asked{
-		rule: r, metrics: r.metrics, batch: b, first: len(b.charges), again: r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
-	})
-	for i, limit := range r.Limits {
+	a := asked{
+		rule: r, plan: r.plans[r.PlanOf(q.r)], metrics: r.metrics, batch: b, first: len(b.charges), enforced: r.Enforces(key),
+		again: r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
+	}
+	q.asked = append(q.asked, a)
+	for _, limit := range a.plan.Limits {
 		b.add(algorithms.Charge{
-			Key: key, Limit: limit, Cost: cost, DryRun: r.DryRun, Held: q.record.held(r, i, key, cost) + r.ahead.Load(),
+			Key: key, Limit: limit, Cost: cost, DryRun: !a.enforced, Held: q.record.held(a, limit, key, cost) + r.ahead.Load(),
 		})
 	}
 }
 
 // refusedBy returns which of the rule's limits refused, the one with the longest wait.
 func (a asked) refusedBy() (limit int, refused bool) {
-	for i := range a.rule.Limits {
+	for i := range a.plan.Limits {
 		if o := a.outcome(i); !o.OK && (!refused || o.Retry > a.outcome(limit).Retry) {
 			limit, refused = i, true
 		}
@@ -139,7 +144,7 @@ func (a asked) refusedBy() (limit int, refused bool) {
 func (q *question) binding() (by asked, limit int, refused bool) {
 	for _, a := range q.asked {
 		i, no := a.refusedBy()
-		if no && !a.rule.DryRun && (!refused || a.outcome(i).Retry > by.outcome(limit).Retry) {
+		if no && a.enforced && (!refused || a.outcome(i).Retry > by.outcome(limit).Retry) {
 			by, limit, refused = a, i, true
 		}
 	}
@@ -157,8 +162,8 @@ func (q *question) openRecord() {
 // remember puts the answers on the request's record, for placeholders and for later handlers.
 func (q *question) remember(passed bool) {
 	for _, a := range q.asked {
-		for i := range a.rule.Limits {
-			answer := answer{rule: a.rule, limit: i, outcome: *a.outcome(i)}
+		for i, limit := range a.plan.Limits {
+			answer := answer{rule: a.rule, limit: limit, outcome: *a.outcome(i), enforced: a.enforced}
 			if passed && answer.outcome.OK && a.rule.zone.severalRules() {
 				c := a.charge(i)
 				answer.taken = &taken{key: strings.Clone(c.Key), units: c.Cost}
@@ -181,9 +186,10 @@ type record struct {
 
 // answer is what one limit of a rule said.
 type answer struct {
-	rule    *rule
-	limit   int
-	outcome algorithms.Outcome
+	rule     *rule
+	limit    *algorithms.Limit
+	outcome  algorithms.Outcome
+	enforced bool
 	// taken is kept if the zone has other rules, which may meet the same counter later on this request.
 	taken *taken
 }
@@ -228,16 +234,16 @@ func (rec *record) knows(r *rule) bool {
 
 // held is what the request has already taken from the counter of the rule's limit under other rules. Those learn
 // what is still to come behind them.
-func (rec *record) held(r *rule, limit int, key string, cost int64) (units int64) {
-	if rec == nil || !r.zone.severalRules() {
+func (rec *record) held(by asked, limit *algorithms.Limit, key string, cost int64) (units int64) {
+	if rec == nil || !by.rule.zone.severalRules() {
 		return 0
 	}
 	for i := len(rec.answers) - 1; i >= 0; i-- {
 		a := &rec.answers[i]
-		if a.taken == nil || a.rule.Limits[a.limit].Space != r.Limits[limit].Space || a.taken.key != key {
+		if a.taken == nil || a.limit.Space != limit.Space || a.taken.key != key {
 			continue
 		}
-		if ahead := cost + units; !r.DryRun && !r.Cost.Dynamic() && ahead > a.rule.ahead.Load() {
+		if ahead := cost + units; by.enforced && !by.rule.Cost.Dynamic() && ahead > a.rule.ahead.Load() {
 			a.rule.ahead.Store(ahead) // of two at once one may be lost until the next request
 		}
 		units += a.taken.units
@@ -297,13 +303,13 @@ func (rec *record) tightest(zone string) (tightest *answer) {
 }
 
 func (a *answer) tighter(b *answer) bool {
-	return fields.Tighter(a.rule.Limits[a.limit].Capacity, &a.outcome, b.rule.Limits[b.limit].Capacity, &b.outcome)
+	return fields.Tighter(a.limit.Capacity, &a.outcome, b.limit.Capacity, &b.outcome)
 }
 
 func (a *answer) placeholder(what string) any {
 	switch what {
 	case "limit":
-		return a.rule.Limits[a.limit].Capacity
+		return a.limit.Capacity
 	case "remaining":
 		return a.outcome.Remaining
 	case "reset":
@@ -319,11 +325,11 @@ func (a *answer) placeholder(what string) any {
 
 func (a *answer) result() telemetry.Result {
 	switch {
-	case a.outcome.OK && !a.rule.DryRun:
+	case a.outcome.OK && a.enforced:
 		return telemetry.Passed
 	case a.outcome.OK:
 		return telemetry.PassedDryRun
-	case a.rule.DryRun:
+	case !a.enforced:
 		return telemetry.RefusedDryRun
 	}
 	return telemetry.Refused

@@ -38,50 +38,6 @@ type Rules struct {
 	Warnings []string
 }
 
-// Rule is one compiled zone of a handler.
-type Rule struct {
-	Zone   string
-	Limits []*algorithms.Limit
-	// Names on the wire, one per limit: the zone, or with several limits zone.1m, zone.1h.
-	Names  []string
-	Match  caddyhttp.MatcherSets // no sets: every request
-	Exempt caddyhttp.MatcherSets // no sets: no request
-	Key    *Key
-	// Fallback is the key when Key expands to nothing; nil: the rule then does not limit the request.
-	Fallback *Key
-	Cost     Cost
-	DryRun   bool
-	// Store is where the rule counts, as written; see [Rule.Resolve].
-	Store Store
-	// OnStoreError is what is done when the shared store does not answer.
-	OnStoreError OnStoreError
-	// IPv4Prefix and IPv6Prefix are by how many bits addresses in the key are told apart.
-	IPv4Prefix, IPv6Prefix int
-	// Events: written as max_events and window, as in caddy-ratelimit.
-	Events bool
-	// Place is where the zone is written, such as "Caddyfile:12", or "" in JSON.
-	Place string
-
-	pending bool // at adapt time: a setting is not known before the load
-}
-
-// Settings describes what every handler that uses the zone's name must agree on: rules of one zone are in conflict
-// when their Settings differ.
-func (r *Rule) Settings() string {
-	var s strings.Builder
-	for _, l := range r.Limits {
-		fmt.Fprintf(&s, "%v %d/%s, ", l.Algorithm, l.Quota, shortWindow(l.Window))
-		if l.Algorithm.Bucket() {
-			fmt.Fprintf(&s, "burst %d, ", displayBurst(l.Policy))
-		}
-	}
-	fmt.Fprintf(&s, "max_keys %d, store %v", r.Limits[0].MaxKeys, r.Store)
-	if r.Store != StoreLocal {
-		fmt.Fprintf(&s, ", on_store_error %v", r.OnStoreError)
-	}
-	return s.String()
-}
-
 // Response says what a refusal is made of.
 type Response uint8
 
@@ -462,45 +418,21 @@ func (k *compiler) integer(n Number, least, most int64) (value int64, known bool
 func (k *compiler) wireNames() error {
 	taken := map[string]string{}
 	for _, rule := range k.rules.Rules {
-		for i, l := range rule.Limits {
-			name := rule.Zone
-			if len(rule.Limits) > 1 {
-				name += "." + shortWindow(l.Window)
-			}
-			if other, ok := taken[name]; ok {
-				err := fmt.Errorf("clients would see two limits called %q (the other is in zone %s); want another zone name", name, other)
-				if other == rule.Zone {
-					err = fmt.Errorf("two limits over %s; want one limit for each window", shortWindow(l.Window))
+		for _, plan := range rule.Plans {
+			plan.name(rule.Zone)
+			for i, name := range plan.Names {
+				if other, ok := taken[name]; ok {
+					err := fmt.Errorf("clients would see two limits called %q (the other is in zone %s); want another zone name", name, other)
+					if other == rule.Zone {
+						err = fmt.Errorf("two limits over %s; want one limit for each window", shortWindow(plan.Limits[i].Window))
+					}
+					return &fieldError{zone: rule.Zone, place: rule.Place, field: "limit", index: i, err: err}
 				}
-				return &fieldError{zone: rule.Zone, place: rule.Place, field: "limit", index: i, err: err}
+				taken[name] = rule.Zone
 			}
-			taken[name] = rule.Zone
-			rule.Names = append(rule.Names, name)
 		}
 	}
 	return nil
-}
-
-// shortWindow writes a window with the largest unit that it is a whole number of, in characters that a policy's name may hold.
-func shortWindow(w time.Duration) string {
-	units := [...]struct {
-		unit time.Duration
-		name string
-	}{{24 * time.Hour, "d"}, {time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}, {time.Millisecond, "ms"}}
-	for _, u := range units {
-		if w%u.unit == 0 {
-			return strconv.FormatInt(int64(w/u.unit), 10) + u.name
-		}
-	}
-	return strconv.FormatInt(w.Microseconds(), 10) + "us"
-}
-
-// displayBurst is the burst in the operator's words.
-func displayBurst(p algorithms.Policy) int64 {
-	if p.Algorithm == algorithms.LeakyBucket {
-		return p.Burst - 1
-	}
-	return p.Burst
 }
 
 var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)

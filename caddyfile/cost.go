@@ -24,18 +24,27 @@ func (c *Cost) Least() int64 { return c.fixed }
 // the units are then 1, and the handler counts and logs that. A number that is too big for an int64 is the biggest one:
 // it is above every capacity all the same.
 func (c *Cost) Units(r *http.Request) (units int64, ok bool) {
+	if units, _, ok = c.Value(r); !ok {
+		return 1, false
+	}
+	return units, true
+}
+
+// Value is Units for a value that may be missing: written is false when it is empty, ok when it is a whole number of at least 0.
+func (c *Cost) Value(r *http.Request) (units int64, written, ok bool) {
 	if c.text == nil {
-		return c.fixed, true
+		return c.fixed, true, true
 	}
 	var buf [32]byte
 	value, _ := c.text.append(buf[:0], r)
-	digits := bytes.TrimPrefix(bytes.TrimSpace(value), []byte("+"))
+	value = bytes.TrimSpace(value)
+	digits := bytes.TrimPrefix(value, []byte("+"))
 	if len(digits) == 0 {
-		return 1, false
+		return 0, len(value) > 0, false
 	}
 	for _, c := range digits {
 		if c < '0' || c > '9' {
-			return 1, false
+			return 0, true, false
 		}
 		if units > (math.MaxInt64-9)/10 {
 			units = math.MaxInt64
@@ -43,5 +52,5 @@ func (c *Cost) Units(r *http.Request) (units int64, ok bool) {
 		}
 		units = units*10 + int64(c-'0')
 	}
-	return units, true
+	return units, true, true
 }

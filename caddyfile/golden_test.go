@@ -213,7 +213,7 @@ func load(t *testing.T, raw json.RawMessage, redis bool) string {
 func describe(rules *Rules) string {
 	var out strings.Builder
 	for _, r := range rules.Rules {
-		fmt.Fprintf(&out, "rule %s: %s; names %v", r.Zone, r.Settings(), r.Names)
+		fmt.Fprintf(&out, "rule %s: %s; names %v", r.Zone, r.Settings(), r.Plans[0].Names)
 		fmt.Fprintf(&out, "; key %s", describeKey(r.Key))
 		if r.Fallback == nil {
 			out.WriteString("; no fallback")

@@ -50,7 +50,7 @@ func (z *zoneCompiler) rule() (*Rule, error) {
 	if z.z == nil {
 		return nil, z.fail("", -1, errors.New("null; want a zone with a limit"))
 	}
-	z.out = &Rule{Zone: z.name, DryRun: z.z.DryRun, Place: z.z.Place}
+	z.out = &Rule{Zone: z.name, DryRun: z.z.DryRun, Place: z.z.Place, Plans: []*Plan{{}}}
 	policies, err := z.policies()
 	if err != nil {
 		return nil, err
@@ -182,7 +182,7 @@ func (z *zoneCompiler) limits(policies []algorithms.Policy) error {
 			return z.limitError(i, err)
 		}
 		l.MaxKeys = z.maxKeys
-		z.out.Limits = append(z.out.Limits, l)
+		z.out.Plans[0].Limits = append(z.out.Plans[0].Limits, l)
 	}
 	return nil
 }
@@ -309,7 +309,7 @@ func (z *zoneCompiler) cost() error {
 		return z.fail("cost", -1, fmt.Errorf("%w, or one placeholder", err))
 	}
 	z.out.Cost.fixed = cost
-	for _, l := range z.out.Limits {
+	for _, l := range z.out.Plans[0].Limits {
 		if known && !z.pending && l.Quota > 0 && cost > l.Capacity {
 			return z.fail("cost", -1, fmt.Errorf("%d can never pass, the limit admits at most %d at once; want 1 to %d", cost, l.Capacity, l.Capacity))
 		}
