@@ -66,6 +66,8 @@ type Options struct {
 	OnState func(up bool, kind Kind, err error)
 	// OnWarning is called with what an operator should know about a server, once per server and start.
 	OnWarning func(text string)
+	// OnUnsettled is called with the number of charges given to [Store.Settle] that had to be dropped.
+	OnUnsettled func(n int)
 	// OnCall is called after every round trip with its duration and how many batches shared it, and after a look
 	// at a server that failed, with none.
 	OnCall func(took time.Duration, batches int, err error)

@@ -34,6 +34,8 @@ type Store struct {
 
 	fleet
 	calls, dials, hits atomic.Int64
+	unsettled          settlements
+	leases             leases
 	errorsMu           sync.Mutex
 	errors             map[Kind]int64
 }
@@ -54,6 +56,8 @@ func New(o Options) (*Store, error) {
 	s := &Store{
 		options: o, names: namer{prefix: o.Prefix}, script: newScript(prologue + body), announce: newScript(fleetScript),
 		refused: newRefusals(o.RefusedKeys), errors: map[Kind]int64{},
+		unsettled: settlements{pending: map[settlement]algorithms.Charge{}, wake: make(chan struct{}, 1)},
+		leases:    leases{held: map[*Lease]struct{}{}, wake: make(chan struct{}, 1)},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.fleet.init(o.Prefix)
@@ -70,8 +74,9 @@ func (s *Store) Start() {
 	s.started.Do(func() { s.background.Go(s.keepAnnouncing) })
 }
 
-// Close gives up what waits, says goodbye to the fleet and closes the connections.
+// Close settles what is left to settle, gives up what waits, says goodbye to the fleet and closes the connections.
 func (s *Store) Close() error {
+	s.settleRest()
 	s.leave()
 	s.cancel()
 	s.background.Wait()

@@ -1,0 +1,143 @@
+package redisstore
+
+// Charges that nobody waits for: what a response cost in the end, what a login that succeeded gives back, leases that
+// ended. They are merged per counter while a call is under way, and dropped, counted, only when Redis does not take them.
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+const (
+	maxUnsettled  = 1 << 16 // counters with something to settle; more is dropped
+	settleAtOnce  = 64      // charges in one batch
+	settlePause   = 100 * time.Millisecond
+	settleAtClose = time.Second // how long Close tries
+)
+
+// settlement names what may be merged: charges that take are one sum, those that give back are one for each mark.
+type settlement struct {
+	space algorithms.Space
+	key   string
+	mark  int64
+	force bool
+}
+
+type settlements struct {
+	applying sync.Mutex // one call after the other, so that what waits is merged, and Close waits for the last
+	mu       sync.Mutex
+	pending  map[settlement]algorithms.Charge
+	wake     chan struct{}
+	running  bool
+}
+
+// Settle applies charges in the background; each must be one that cannot be refused: below zero, or forced. Keys are kept
+// until then. What cannot be applied is reported to [Options.OnUnsettled].
+func (s *Store) Settle(charges ...algorithms.Charge) {
+	dropped := 0
+	s.unsettled.mu.Lock()
+	for _, c := range charges {
+		if !s.unsettled.add(c) {
+			dropped++
+		}
+	}
+	if !s.unsettled.running {
+		s.unsettled.running = true
+		s.background.Go(s.keepSettling)
+	}
+	s.unsettled.mu.Unlock()
+	s.dropped(dropped)
+	select {
+	case s.unsettled.wake <- struct{}{}:
+	default: // it is awake
+	}
+}
+
+// add merges a charge into those that wait, and reports whether there was room.
+func (u *settlements) add(c algorithms.Charge) bool {
+	id := settlement{space: c.Limit.Space, key: c.Key, mark: c.Mark, force: c.Force}
+	if waiting, ok := u.pending[id]; ok {
+		c.Cost += waiting.Cost // of opposite signs or far below any bound
+	} else if len(u.pending) >= maxUnsettled {
+		return false
+	}
+	u.pending[id] = c
+	return true
+}
+
+// take removes some of what waits.
+func (u *settlements) take(into []algorithms.Charge) []algorithms.Charge {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for id, c := range u.pending {
+		into = append(into, c)
+		delete(u.pending, id)
+		if len(into) == settleAtOnce {
+			break
+		}
+	}
+	return into
+}
+
+// keepSettling is the one goroutine that settles. While Redis is down what waits is merged further.
+func (s *Store) keepSettling() {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.unsettled.wake:
+		}
+		for !s.settleAll(s.ctx) {
+			if !sleep(s.ctx, settlePause) {
+				return
+			}
+		}
+	}
+}
+
+// settleAll applies what waits, and reports whether nothing is left that may be tried again.
+func (s *Store) settleAll(ctx context.Context) bool {
+	s.unsettled.applying.Lock()
+	defer s.unsettled.applying.Unlock()
+	var batch [settleAtOnce]algorithms.Charge
+	var out [settleAtOnce]algorithms.Outcome
+	for {
+		charges := s.unsettled.take(batch[:0])
+		if len(charges) == 0 {
+			return true
+		}
+		err := s.Apply(ctx, charges, out[:])
+		var failure *Error
+		if err == nil {
+			continue
+		}
+		if errors.As(err, &failure) && (failure.Open || executedNothing(failure.Kind)) {
+			s.Settle(charges...)
+			return false
+		}
+		s.dropped(len(charges)) // Redis may have taken them: to try again could count them twice
+	}
+}
+
+// settleRest is the last attempt of a store that closes.
+func (s *Store) settleRest() {
+	ctx, cancel := context.WithTimeout(s.ctx, settleAtClose)
+	defer cancel()
+	for !s.settleAll(ctx) && sleep(ctx, settlePause) {
+	}
+	s.unsettled.mu.Lock()
+	left := len(s.unsettled.pending)
+	clear(s.unsettled.pending)
+	s.unsettled.mu.Unlock()
+	s.dropped(left)
+}
+
+func (s *Store) dropped(n int) {
+	if n > 0 && s.options.OnUnsettled != nil {
+		s.options.OnUnsettled(n)
+	}
+}
