@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/leaky"
 )
 
 func limit(t testing.TB, p algorithms.Policy) *algorithms.Limit {
@@ -48,10 +49,12 @@ func TestF17RetryAfter(t *testing.T) {
 			t.Errorf("%v: Retry-After %q, want %s", wait, got, want)
 		}
 	}
-	h := make(http.Header)
-	WriteRefusal(h, new(Scratch), algorithms.Never)
-	if got, ok := h["Retry-After"]; ok {
-		t.Errorf("never: Retry-After %q", got)
+	for _, wait := range []time.Duration{algorithms.Never, algorithms.Unknown} {
+		h := make(http.Header)
+		WriteRefusal(h, new(Scratch), wait)
+		if got, ok := h["Retry-After"]; ok || h.Get("Cache-Control") != "no-store" {
+			t.Errorf("%d: Retry-After %q, Cache-Control %q", wait, got, h.Get("Cache-Control"))
+		}
 	}
 }
 
@@ -63,6 +66,8 @@ func TestF17RetryAfterNotBeforeReset(t *testing.T) {
 		{Algorithm: algorithms.SlidingLog, Quota: 3, Window: 10 * time.Second},
 		{Algorithm: algorithms.SlidingWindow, Quota: 3, Window: 10 * time.Second},
 		{Algorithm: algorithms.TokenBucket, Quota: 3, Window: 10 * time.Second, Burst: 4},
+		leaky.Queue(3, 10*time.Second, 4, 1, 0),
+		leaky.Queue(3, 10*time.Second, 4, 1, 5*time.Second),
 	} {
 		l := limit(t, p)
 		var c algorithms.Counter
@@ -211,11 +216,62 @@ func TestScratchOverflow(t *testing.T) {
 	}
 }
 
+// A queue's policy is its bucket's: the one in service and those that may wait, delayed or not.
+func TestQueuePolicy(t *testing.T) {
+	for _, c := range []struct {
+		p    algorithms.Policy
+		want string
+	}{
+		{leaky.Queue(10, time.Second, 5, 0, 0), `"q";q=6;w=1`},
+		{leaky.Queue(10, time.Second, 5, 3, 0), `"q";q=6;w=1`},
+		{leaky.Queue(10, time.Minute, 5, 0, 0), `"q";q=6;w=36`},
+		{leaky.Queue(10, time.Minute, 5, 0, 10*time.Second), `"q";q=6;w=36`},
+	} {
+		if p := NewPolicy("q", limit(t, c.p)); p.item != c.want {
+			t.Errorf("%+v: %s, want %s", c.p, p.item, c.want)
+		}
+	}
+}
+
+// The unit of what is in flight on the wire, from what the core answers while leases are taken and given back.
+func TestInFlightOnTheWire(t *testing.T) {
+	l := limit(t, algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 2, Window: 30 * time.Second})
+	set := NewSet(Families{IETF: true, X: true, XDelta: true}, 429, NewPolicy("exports", l))
+	var counter algorithms.Counter
+	var marks []int64
+	for i, want := range []string{`"exports";r=1`, `"exports";r=0`, `"exports";r=0`, `"exports";r=1`, `"exports";r=2`} {
+		charge := algorithms.Charge{Key: "k", Limit: l, Cost: 1}
+		if i > 2 {
+			charge.Cost, charge.Mark = -1, marks[i-3]
+		}
+		var out [1]algorithms.Outcome
+		if !algorithms.Decide(int64(i)+1_796_000_000_000_000, []algorithms.Charge{charge}, []*algorithms.Counter{&counter}, out[:]) {
+			out[0].OK = false
+		}
+		marks = append(marks, out[0].Mark)
+		h, sc := make(http.Header), new(Scratch)
+		set.Write(h, sc, []Applied{{0, &out[0]}}, time.Time{})
+		if !out[0].OK {
+			WriteRefusal(h, sc, out[0].Retry)
+		}
+		checkFields(t, h)
+		unit, _ := list(t, h, "RateLimit-Policy")[0].Params.Get("qu")
+		if got := h.Get("RateLimit"); got != want || unit != "concurrent-requests" || (i == 2) == out[0].OK {
+			t.Errorf("step %d: %q, want %q; qu=%v; passed: %v", i, got, want, unit, out[0].OK)
+		}
+		if h.Get("Retry-After") != "" || h.Get("X-RateLimit-Limit") != "" {
+			t.Errorf("step %d: %v", i, h)
+		}
+	}
+}
+
 // The whole request is allowed two allocations; these fields take none of them once the scratch is there.
 func TestNoAllocations(t *testing.T) {
-	set := NewSet(Default, 429, NewPolicy("api", fixed(t, 100, time.Minute)), NewPolicy("login", fixed(t, 5, time.Hour)))
+	set := NewSet(Default, 429, NewPolicy("api", fixed(t, 100, time.Minute)), NewPolicy("login", fixed(t, 5, time.Hour)),
+		NewPolicy("exports", limit(t, algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 5, Window: time.Minute})))
 	outcomes := []algorithms.Outcome{{OK: true, Remaining: 99, Next: time.Second}, {Remaining: 0, Next: time.Hour, Retry: time.Hour}}
 	applied := []Applied{{0, &outcomes[0]}, {1, &outcomes[1]}}
+	inFlight := []Applied{applied[0], {2, &algorithms.Outcome{OK: true, Remaining: 4, Next: algorithms.Unknown}}}
 	h := make(http.Header, 8)
 	sc := new(Scratch)
 	for name, c := range map[string]struct {
@@ -230,6 +286,8 @@ func TestNoAllocations(t *testing.T) {
 			WriteProblem(h, sc)
 			set.Problem(applied)
 		}},
+		"passing, one of them in flight": {0, func() { set.Write(h, sc, inFlight, time.Time{}) }},
+		"banned":                         {0, func() { set.AbnormalUsage(applied) }},
 	} {
 		got := testing.AllocsPerRun(100, func() {
 			clear(h)

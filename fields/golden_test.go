@@ -57,19 +57,20 @@ type testCase struct {
 	now      time.Time
 	retry    time.Duration
 	refused  bool
+	banned   bool
 }
 
 // readCase reads the lines
 //
 //	headers <words>                                    as in the directive
-//	policy <name> <algorithm> <quota> <window> [<burst>]
-//	passed|refused <name> <remaining> <next>|never [<retry>|never]
+//	policy <name> <algorithm>|concurrency <quota> <window> [<burst> [<queue>]]
+//	passed|refused|banned <name> <remaining> <next>|never|unknown [<retry>|never|unknown]
 //	unasked <name>
 //	existing <field>: <value>                          already in the response
 //	now <RFC 3339>
 //	status <code>
 func readCase(t *testing.T, input string) *testCase {
-	c := &testCase{status: 429, header: make(http.Header), families: Default}
+	c := &testCase{status: 429, header: make(http.Header), families: Default, retry: algorithms.Unknown}
 	for line := range strings.Lines(input) {
 		line = strings.TrimSpace(line)
 		if line == "" || strings.HasPrefix(line, "#") {
@@ -83,10 +84,10 @@ func readCase(t *testing.T, input string) *testCase {
 			c.families = families
 		case "policy":
 			c.policies = append(c.policies, readPolicy(t, w[1:]))
-		case "passed", "refused":
+		case "passed", "refused", "banned":
 			o := &algorithms.Outcome{OK: w[0] == "passed", Remaining: number(t, w[2]), Next: wait(t, w[3])}
 			if !o.OK {
-				o.Retry, c.refused = wait(t, w[4]), true
+				o.Retry, c.refused, c.banned = wait(t, w[4]), true, c.banned || w[0] == "banned"
 				c.retry = max(c.retry, o.Retry)
 			}
 			c.applied = append(c.applied, Applied{Policy: c.index(t, w[1]), Outcome: o})
@@ -110,12 +111,18 @@ func readCase(t *testing.T, input string) *testCase {
 
 func readPolicy(t *testing.T, w []string) Policy {
 	algorithm, ok := algorithms.ParseAlgorithm(w[1])
+	if w[1] == algorithms.Concurrency.String() {
+		algorithm, ok = algorithms.Concurrency, true
+	}
 	if !ok {
 		t.Fatalf("algorithm %q", w[1])
 	}
 	p := algorithms.Policy{Algorithm: algorithm, Quota: number(t, w[2]), Window: wait(t, w[3])}
 	if len(w) > 4 {
 		p.Burst = number(t, w[4])
+	}
+	if len(w) > 5 {
+		p.Queue = number(t, w[5])
 	}
 	l, err := algorithms.Compile(w[0], p)
 	check(t, err)
@@ -153,7 +160,11 @@ func (c *testCase) response(t *testing.T) string {
 	if c.refused {
 		WriteRefusal(c.header, &sc, c.retry)
 		WriteProblem(c.header, &sc)
-		body = "\n" + string(set.Problem(c.applied)) + "\n"
+		problem := set.Problem
+		if c.banned {
+			problem = set.AbnormalUsage
+		}
+		body = "\n" + string(problem(c.applied)) + "\n"
 	}
 	checkFields(t, c.header)
 	var lines []string
@@ -190,8 +201,11 @@ func number(t *testing.T, s string) int64 {
 
 func wait(t *testing.T, s string) time.Duration {
 	t.Helper()
-	if s == "never" {
+	switch s {
+	case "never":
 		return algorithms.Never
+	case "unknown":
+		return algorithms.Unknown
 	}
 	d, err := time.ParseDuration(s)
 	check(t, err)

@@ -20,6 +20,7 @@ type Policy struct {
 	item     string // of RateLimit-Policy: "api";q=100;w=60
 	limit    string // how the item of RateLimit begins: "api";r=
 	draft6   string // of draft 6's RateLimit-Policy: 100;w=60; empty when there is no whole-second window, which it requires
+	inFlight bool   // counts units in flight, which the older families have no way to say
 }
 
 // NewPolicy prepares the texts of a limit. Names are checked where they are configured; a byte that may not
@@ -32,6 +33,10 @@ func NewPolicy(name string, l *algorithms.Limit) Policy {
 		capacity: l.Capacity,
 		item:     `"` + name + `";q=` + q,
 		limit:    `"` + name + `";r=`,
+		inFlight: l.Algorithm == algorithms.Concurrency,
+	}
+	if p.inFlight {
+		p.item += `;qu="concurrent-requests"`
 	}
 	if w := window(l); w > 0 {
 		text := ";w=" + strconv.FormatInt(w, 10)
@@ -46,21 +51,24 @@ func (p *Policy) Name() string { return p.name }
 
 // window returns the policy's window in whole seconds, 0 when it has none that is true. A bucket's is the time in
 // which it refills, rounded up: to claim that more comes back in less time would be a promise that is not kept.
+// That of units in flight is only how long a lease may go unrenewed.
 func window(l *algorithms.Limit) int64 {
-	if l.Algorithm.Bucket() {
+	switch {
+	case l.Algorithm == algorithms.Concurrency:
+		return 0
+	case l.Algorithm.Bucket():
 		return clamp(seconds(l.Refill()))
-	}
-	if l.Window%time.Second != 0 {
+	case l.Window%time.Second != 0:
 		return 0
 	}
 	return clamp(seconds(l.Window))
 }
 
-// appendLimit writes the item of RateLimit: r and, unless nothing more can become available, t.
+// appendLimit writes the item of RateLimit: r and, if it is known when more becomes available, t.
 func (p *Policy) appendLimit(dst []byte, o *algorithms.Outcome) []byte {
 	dst = append(dst, p.limit...)
 	dst = strconv.AppendInt(dst, clamp(o.Remaining), 10)
-	if o.Next != algorithms.Never {
+	if known(o.Next) {
 		dst = append(dst, ";t="...)
 		dst = strconv.AppendInt(dst, clamp(seconds(o.Next)), 10)
 	}
@@ -81,6 +89,9 @@ func Tighter(p int64, a *algorithms.Outcome, q int64, b *algorithms.Outcome) boo
 	}
 	return a.Next > b.Next
 }
+
+// known reports whether a wait is one that clients can be told.
+func known(wait time.Duration) bool { return wait != algorithms.Never && wait != algorithms.Unknown }
 
 // seconds rounds up, so that no client is told to come back too early.
 func seconds(d time.Duration) int64 {

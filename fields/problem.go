@@ -1,6 +1,6 @@
 package fields
 
-// The body of a refusal that the module answers itself: problem details (RFC 9457) of the type that the draft defines.
+// The body of a refusal that the module answers itself: problem details (RFC 9457) of the types that the draft defines.
 
 import (
 	"net/http"
@@ -8,29 +8,45 @@ import (
 	"strconv"
 )
 
-// ProblemType is the media type of [Set.Problem].
+// ProblemType is the media type of the bodies.
 const ProblemType = "application/problem+json"
 
-// QuotaExceeded is the problem type of a refusal.
-const QuotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+const registry = "https://iana.org/assignments/http-problem-types#"
 
-// problem holds the parts of the body that are known at load.
+// The problem types: of a refusal, of one because the client is banned, and of one for want of the means to count.
+const (
+	QuotaExceeded            = registry + "quota-exceeded"
+	AbnormalUsageDetected    = registry + "abnormal-usage-detected"
+	TemporaryReducedCapacity = registry + "temporary-reduced-capacity"
+)
+
+// problem holds the parts of a body that are known at load.
 type problem struct {
 	head string
 	one  [][]byte // the whole body when only that policy is violated
 }
 
-func newProblem(status int, policies []Policy) problem {
-	p := problem{head: `{"type":"` + QuotaExceeded + `","title":"Quota Exceeded","status":` + strconv.Itoa(status) + `,"violated-policies":[`}
+func newProblem(kind, title string, status int, policies []Policy) problem {
+	p := problem{head: head(kind, title, status) + `,"violated-policies":[`}
 	for i := range policies {
 		p.one = append(p.one, []byte(p.head+`"`+policies[i].name+`"]}`))
 	}
 	return p
 }
 
+// head is how a body begins.
+func head(kind, title string, status int) string {
+	return `{"type":"` + kind + `","title":"` + title + `","status":` + strconv.Itoa(status)
+}
+
 // Problem is the body for the policies among those applied that refused. It must not be changed: with one
 // refusing policy it is shared by all responses.
-func (s *Set) Problem(applied []Applied) []byte {
+func (s *Set) Problem(applied []Applied) []byte { return s.violated(&s.exceeded, applied) }
+
+// AbnormalUsage is the body for a client that is banned, by the policies that refused. As with Problem, it must not be changed.
+func (s *Set) AbnormalUsage(applied []Applied) []byte { return s.violated(&s.abnormal, applied) }
+
+func (s *Set) violated(p *problem, applied []Applied) []byte {
 	refused, count := -1, 0
 	for i := range applied {
 		if o := applied[i].Outcome; o != nil && !o.OK {
@@ -39,7 +55,7 @@ func (s *Set) Problem(applied []Applied) []byte {
 		}
 	}
 	if count == 1 {
-		return s.problem.one[refused]
+		return p.one[refused]
 	}
 	var names []string
 	for i := range applied {
@@ -49,7 +65,7 @@ func (s *Set) Problem(applied []Applied) []byte {
 			}
 		}
 	}
-	body := []byte(s.problem.head)
+	body := []byte(p.head)
 	for i, name := range names {
 		if i > 0 {
 			body = append(body, ',')
@@ -62,8 +78,7 @@ func (s *Set) Problem(applied []Applied) []byte {
 
 // ReducedCapacity is the body of a refusal for want of the means to count, which is no fault of the client's.
 func ReducedCapacity(status int) []byte {
-	return []byte(`{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",` +
-		`"title":"Temporary Reduced Capacity","status":` + strconv.Itoa(status) + `}`)
+	return []byte(head(TemporaryReducedCapacity, "Temporary Reduced Capacity", status) + "}")
 }
 
 // WriteProblem adds the Content-Type of the body.

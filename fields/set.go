@@ -47,7 +47,8 @@ type Set struct {
 	duplicates bool
 	// policyTexts holds the policy list for every combination of rules, by bit mask; nil with too many rules.
 	policyTexts []string
-	problem     problem
+	exceeded    problem
+	abnormal    problem
 }
 
 // maxMasked is up to how many policies every combination is written at load: 64 short texts.
@@ -67,7 +68,8 @@ func NewSet(families Families, status int, policies ...Policy) *Set {
 			s.policyTexts[mask] = string(s.appendPolicies(nil, unmask(mask)))
 		}
 	}
-	s.problem = newProblem(status, policies)
+	s.exceeded = newProblem(QuotaExceeded, "Quota Exceeded", status, policies)
+	s.abnormal = newProblem(AbnormalUsageDetected, "Abnormal Usage Detected", status, policies)
 	return s
 }
 
@@ -188,11 +190,12 @@ func (s *Set) limitText(sc *Scratch, applied []Applied) string {
 	return sc.finish()
 }
 
-// writeTightest sends the families that have room for one rule: the one closest to exhaustion.
+// writeTightest sends the families that have room for one rule: the one closest to exhaustion. Units in flight are left
+// out, because whoever reads these families takes the numbers for those of a window.
 func (s *Set) writeTightest(h http.Header, sc *Scratch, applied []Applied, now time.Time) {
-	shown := applied[0]
-	for _, a := range applied[1:] {
-		if s.tighter(a, shown) {
+	var shown Applied
+	for _, a := range applied {
+		if !s.policies[a.Policy].inFlight && s.tighter(a, shown) {
 			shown = a
 		}
 	}
@@ -224,18 +227,18 @@ func (s *Set) writeOne(h http.Header, sc *Scratch, keys oneValue, shown Applied,
 	}
 	sc.add(h, keys.limit, sc.number(s.policies[shown.Policy].capacity))
 	sc.add(h, keys.remaining, sc.number(shown.Outcome.Remaining))
-	if shown.Outcome.Next != algorithms.Never {
+	if known(shown.Outcome.Next) {
 		sc.add(h, keys.reset, sc.number(reset))
 	}
 }
 
 // WriteRefusal adds what every refusal carries: it must not be cached, and Retry-After says when to come back:
-// whole seconds, rounded up, at least 1. With [algorithms.Never] there is no such moment and no field. A later
-// Retry-After that is already there (an error route inside a limited route) is kept.
+// whole seconds, rounded up, at least 1. With [algorithms.Never] there is no such moment, with [algorithms.Unknown] nobody
+// knows it, and there is no field. A later Retry-After that is already there (an error route inside a limited route) is kept.
 func WriteRefusal(h http.Header, sc *Scratch, retry time.Duration) {
 	delete(h, keyCache)
 	sc.add(h, keyCache, "no-store")
-	if retry == algorithms.Never {
+	if !known(retry) {
 		return
 	}
 	wait := RetryAfter(retry)

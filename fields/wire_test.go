@@ -16,7 +16,7 @@ import (
 // checkFields fails unless the structured fields are well-formed lists of items as the draft defines them.
 func checkFields(t *testing.T, h http.Header) {
 	t.Helper()
-	quotas := make(map[string]int64)
+	quotas, inFlight := make(map[string]int64), make(map[string]bool)
 	for _, item := range list(t, h, "RateLimit-Policy") {
 		name, ok := item.Value.(string)
 		if !ok {
@@ -26,8 +26,15 @@ func checkFields(t *testing.T, h http.Header) {
 			t.Errorf("RateLimit-Policy names %q twice", name)
 		}
 		quotas[name] = integer(t, item, "q", 0)
-		if _, has := item.Params.Get("w"); has {
+		_, window := item.Params.Get("w")
+		if window {
 			integer(t, item, "w", 1)
+		}
+		if unit, has := item.Params.Get("qu"); has {
+			inFlight[name] = true
+			if unit != "concurrent-requests" || window {
+				t.Errorf("RateLimit-Policy: %q has qu=%v (w: %v), want the String concurrent-requests and no w", name, unit, window)
+			}
 		}
 	}
 	seen := make(map[string]bool)
@@ -43,6 +50,9 @@ func checkFields(t *testing.T, h http.Header) {
 		}
 		if _, has := item.Params.Get("t"); has {
 			integer(t, item, "t", 0)
+			if inFlight[name] {
+				t.Errorf("RateLimit: %q counts requests in flight and has a t", name)
+			}
 		}
 	}
 }
@@ -86,10 +96,14 @@ func FuzzWellFormed(f *testing.F) {
 		if err != nil {
 			return
 		}
+		second, two := l, &algorithms.Outcome{OK: bits&32 > 0, Remaining: min(remaining/2, quota), Next: time.Duration(retry)}
+		if bits&128 > 0 {
+			second = limit(t, algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: quota, Window: l.Window})
+			two.Next, two.Retry = algorithms.Unknown, algorithms.Unknown
+		}
 		families := Families{IETF: bits&1 == 0, Draft6: bits&2 > 0, X: bits&4 > 0, XDelta: bits&8 > 0}
-		set := NewSet(families, 429, NewPolicy(name1, l), NewPolicy(name2, l))
+		set := NewSet(families, 429, NewPolicy(name1, l), NewPolicy(name2, second))
 		one := &algorithms.Outcome{OK: bits&16 > 0, Remaining: min(remaining, quota), Next: time.Duration(next), Retry: time.Duration(retry)}
-		two := &algorithms.Outcome{OK: bits&32 > 0, Remaining: min(remaining/2, quota), Next: time.Duration(retry)}
 		applied := []Applied{{0, one}, {1, two}}
 		if bits&64 > 0 {
 			applied[1].Outcome = nil
@@ -101,7 +115,8 @@ func FuzzWellFormed(f *testing.F) {
 		WriteProblem(h, &sc)
 		checkFields(t, h)
 		checkValues(t, h)
-		checkBody(t, set.Problem(applied))
+		checkBody(t, set.Problem(applied), QuotaExceeded, "Quota Exceeded")
+		checkBody(t, set.AbnormalUsage(applied), AbnormalUsageDetected, "Abnormal Usage Detected")
 	})
 }
 
@@ -126,14 +141,14 @@ func checkValues(t *testing.T, h http.Header) {
 	}
 }
 
-func checkBody(t *testing.T, body []byte) {
+func checkBody(t *testing.T, body []byte, kind, title string) {
 	t.Helper()
 	var p struct {
 		Type, Title string
 		Status      int
 		Violated    []string `json:"violated-policies"`
 	}
-	if err := json.Unmarshal(body, &p); err != nil || p.Type != QuotaExceeded || p.Title != "Quota Exceeded" || p.Status != 429 || p.Violated == nil {
+	if err := json.Unmarshal(body, &p); err != nil || p.Type != kind || p.Title != title || p.Status != 429 || p.Violated == nil {
 		t.Errorf("body %s: %v", body, err)
 	}
 }

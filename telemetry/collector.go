@@ -66,6 +66,34 @@ func (z *Zone) CountBadCost() {
 	}
 }
 
+// Delay counts how long a request had to wait for its slot in a queue. It is not called for those that had not.
+func (z *Zone) Delay(d time.Duration) {
+	if z != nil {
+		z.series.delays.add(d)
+	}
+}
+
+// Waiting says that a request began (1) or ended (-1) to wait for its slot. Both may come after Close.
+func (z *Zone) Waiting(delta int) {
+	if z != nil {
+		z.series.waiting.Add(int64(delta))
+	}
+}
+
+// InFlight says that a request took a lease (1) or gave it back (-1). Both may come after Close.
+func (z *Zone) InFlight(delta int) {
+	if z != nil {
+		z.series.inFlight.Add(int64(delta))
+	}
+}
+
+// CountBan counts a ban that a client earned.
+func (z *Zone) CountBan() {
+	if z != nil {
+		z.series.bans.Add(1)
+	}
+}
+
 // CountFallback counts a request that the shared store did not decide, by what the zone's on_store_error made of it.
 func (z *Zone) CountFallback(mode string) {
 	if z == nil {
@@ -92,10 +120,14 @@ type collector struct {
 type series struct {
 	open   []*Zone             // in order of opening
 	stores map[string]counters // by store
-	// badCosts is shared by the handlers, as the counters are.
-	badCosts atomic.Int64
+	// What follows is shared by the handlers, as the counters are.
+	badCosts, bans atomic.Int64
 	// fallbacks by mode; the keys never change.
 	fallbacks map[string]*atomic.Int64
+	// queue and leases: there was such a limit since the series began. Without it the zone does not show these.
+	queue, leases     bool
+	delays            delays
+	waiting, inFlight atomic.Int64
 }
 
 func newCollector() *collector { return &collector{zones: make(map[string]*series)} }
@@ -122,6 +154,10 @@ func (c *collector) open(registry prometheus.Registerer, source Source) (*Zone, 
 	}
 	if s.stores[source.Store] == nil {
 		s.stores[source.Store] = newCounters()
+	}
+	for _, l := range source.Limits {
+		s.queue = s.queue || l.Queue > 0
+		s.leases = s.leases || l.Algorithm == algorithms.Concurrency
 	}
 	z := &Zone{Source: source, counters: s.stores[source.Store], series: s, owner: c}
 	s.open = append(s.open, z)
@@ -156,6 +192,10 @@ var (
 	evictionsDesc = desc("evictions_total", "Keys forgotten for want of room (max_keys).", "zone")
 	decisionsDesc = desc("decisions_total", "Requests by what became of them in the zone.", "zone", "result", "store")
 	costsDesc     = desc("cost_errors_total", "Costs that were no whole number of at least 0, and counted as 1.", "zone")
+	bansDesc      = desc("bans_total", "Bans that clients of the zone earned on this instance.", "zone")
+	delayDesc     = desc("delay_seconds", "How long delayed requests had to wait for their slots in the zone's queue.", "zone")
+	waitingDesc   = desc("waiting", "Requests that wait for their slots in the zone's queue on this instance.", "zone")
+	inFlightDesc  = desc("in_flight", "Requests that hold a lease of the zone on this instance.", "zone")
 	fallbackDesc  = desc("fallback_requests_total", "Requests that the shared store did not decide, by what was done with them.", "zone", "mode")
 	configDesc    = desc("config", "Limits in use; always 1.",
 		"zone", "max_events", "window", "ipv4_prefix", "ipv6_prefix", "algorithm", "burst")
@@ -163,7 +203,10 @@ var (
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requestsDesc, declinedDesc, timeDesc, keysDesc, evictionsDesc, decisionsDesc, costsDesc, fallbackDesc, configDesc} {
+	for _, d := range []*prometheus.Desc{
+		requestsDesc, declinedDesc, timeDesc, keysDesc, evictionsDesc, decisionsDesc, costsDesc, bansDesc,
+		delayDesc, waitingDesc, inFlightDesc, fallbackDesc, configDesc,
+	} {
 		ch <- d
 	}
 }
@@ -181,6 +224,7 @@ func (c *collector) gather() (out []prometheus.Metric) {
 	defer c.mu.Unlock()
 	for zone, s := range c.zones {
 		out = s.counts(out, zone)
+		out = s.presence(out, zone)
 		out = s.sizes(out, zone)
 		out = s.config(out, zone)
 	}
@@ -202,24 +246,37 @@ func (s *series) counts(out []prometheus.Metric, zone string) []prometheus.Metri
 		out = append(out, counter(fallbackDesc, n.Load(), zone, mode))
 	}
 	buckets, all := sum.asked()
-	cumulative, upTo := make(map[float64]uint64, len(bounds)), int64(0)
-	for i, bound := range bounds {
-		upTo += buckets[i]
-		cumulative[bound.Seconds()] = uint64(upTo)
-	}
 	return append(out,
 		counter(requestsDesc, all, zone),
 		counter(declinedDesc, sum.of(Refused), zone),
 		counter(costsDesc, s.badCosts.Load(), zone),
-		metric(prometheus.NewConstHistogram(timeDesc, uint64(all), time.Duration(sum.nanos).Seconds(), cumulative, zone)),
+		counter(bansDesc, s.bans.Load(), zone),
+		histogram(timeDesc, bounds[:], buckets[:], sum.nanos, zone),
 	)
+}
+
+// presence appends what requests that wait or hold a lease add up to, for zones that have such.
+func (s *series) presence(out []prometheus.Metric, zone string) []prometheus.Metric {
+	if s.queue {
+		var buckets [len(delayBounds) + 1]int64
+		for i := range buckets {
+			buckets[i] = s.delays.count[i].Load()
+		}
+		out = append(out,
+			histogram(delayDesc, delayBounds[:], buckets[:], s.delays.nanos.Load(), zone),
+			gauge(waitingDesc, s.waiting.Load(), zone))
+	}
+	if s.leases {
+		out = append(out, gauge(inFlightDesc, s.inFlight.Load(), zone))
+	}
+	return out
 }
 
 // sizes appends what only the store knows, asked through the zone opened last: older ones are about to close.
 func (s *series) sizes(out []prometheus.Metric, zone string) []prometheus.Metric {
 	newest := s.open[len(s.open)-1]
 	if newest.Keys != nil {
-		out = append(out, metric(prometheus.NewConstMetric(keysDesc, prometheus.GaugeValue, float64(newest.Keys()), zone)))
+		out = append(out, gauge(keysDesc, int64(newest.Keys()), zone))
 	}
 	if newest.Evictions != nil {
 		out = append(out, counter(evictionsDesc, newest.Evictions(), zone))
@@ -238,7 +295,7 @@ func (s *series) config(out []prometheus.Metric, zone string) []prometheus.Metri
 				continue
 			}
 			seen = append(seen, labels)
-			out = append(out, metric(prometheus.NewConstMetric(configDesc, prometheus.GaugeValue, 1, labels...)))
+			out = append(out, gauge(configDesc, 1, labels...))
 		}
 	}
 	return out
@@ -246,6 +303,22 @@ func (s *series) config(out []prometheus.Metric, zone string) []prometheus.Metri
 
 func counter(d *prometheus.Desc, n int64, labels ...string) prometheus.Metric {
 	return metric(prometheus.NewConstMetric(d, prometheus.CounterValue, float64(n), labels...))
+}
+
+func gauge(d *prometheus.Desc, n int64, labels ...string) prometheus.Metric {
+	return metric(prometheus.NewConstMetric(d, prometheus.GaugeValue, float64(n), labels...))
+}
+
+// histogram is made of the counts of the buckets, of which the last has no bound.
+func histogram(d *prometheus.Desc, bounds []time.Duration, buckets []int64, nanos int64, zone string) prometheus.Metric {
+	cumulative, all := make(map[float64]uint64, len(bounds)), uint64(0)
+	for i, n := range buckets {
+		all += uint64(n)
+		if i < len(bounds) {
+			cumulative[bounds[i].Seconds()] = all
+		}
+	}
+	return metric(prometheus.NewConstHistogram(d, all, time.Duration(nanos).Seconds(), cumulative, zone))
 }
 
 // metric lets the scrape report what cannot happen (a wrong number of labels) instead of ending the process.

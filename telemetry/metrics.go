@@ -18,9 +18,12 @@ type Result uint8
 // The results, named in the metric's label result by their [Result.String].
 const (
 	Passed Result = iota
+	// Delayed requests passed after they waited for their slots in a queue.
+	Delayed
 	Refused
-	// PassedDryRun and RefusedDryRun are what a dry-run rule would have done.
+	// PassedDryRun, DelayedDryRun and RefusedDryRun are what a dry-run rule would have done.
 	PassedDryRun
+	DelayedDryRun
 	RefusedDryRun
 	// Exempt requests were not asked about: they are counted, but not as requests of the zone, and not timed.
 	Exempt
@@ -28,7 +31,7 @@ const (
 	results = iota
 )
 
-var resultNames = [results]string{"passed", "rejected", "passed_dry_run", "rejected_dry_run", "exempt"}
+var resultNames = [results]string{"passed", "delayed", "rejected", "passed_dry_run", "delayed_dry_run", "rejected_dry_run", "exempt"}
 
 // String returns the value of the label result.
 func (r Result) String() string { return resultNames[r] }
@@ -39,6 +42,15 @@ var bounds = [...]time.Duration{
 	10 * time.Microsecond, 100 * time.Microsecond, time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond,
 	25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
 	time.Second,
+}
+
+// bucket is the index of the first bound that the time does not exceed.
+func bucket(bounds []time.Duration, d time.Duration) int {
+	i := 0
+	for i < len(bounds) && d > bounds[i] {
+		i++
+	}
+	return i
 }
 
 // cells are the counts of a zone in one store, by result and bucket: one addition counts both.
@@ -54,7 +66,7 @@ type stripe struct {
 	_ [128 - unsafe.Sizeof(cells{})%128]byte
 }
 
-// stripes is a power of two, twice the processors, at most 16 (9 kB a zone).
+// stripes is a power of two, twice the processors, at most 16 (12 kB a zone).
 var stripes = func() uint32 {
 	n := uint32(1)
 	for n < uint32(2*runtime.GOMAXPROCS(0)) && n < 16 {
@@ -70,11 +82,7 @@ func newCounters() counters { return make(counters, stripes) }
 
 func (c counters) add(r Result, took time.Duration) {
 	s := &c[rand.Uint32()&uint32(len(c)-1)]
-	bucket := 0
-	for bucket < len(bounds) && took > bounds[bucket] {
-		bucket++
-	}
-	s.count[r][bucket].Add(1)
+	s.count[r][bucket(bounds[:], took)].Add(1)
 	if took > 0 {
 		s.nanos.Add(int64(took))
 	}
@@ -119,4 +127,23 @@ func (t *totals) asked() (buckets [len(bounds) + 1]int64, all int64) {
 		}
 	}
 	return buckets, all
+}
+
+// delayBounds are the upper bounds of the delays' buckets: the slots of fast queues are milliseconds apart, and few clients
+// wait longer than a minute.
+var delayBounds = [...]time.Duration{
+	time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2500 * time.Millisecond,
+	5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute,
+}
+
+// delays are the counts of requests that waited. They have no stripes: who waits for a slot does not notice a cache line.
+type delays struct {
+	count [len(delayBounds) + 1]atomic.Int64
+	nanos atomic.Int64
+}
+
+func (c *delays) add(d time.Duration) {
+	c.count[bucket(delayBounds[:], d)].Add(1)
+	c.nanos.Add(int64(max(d, 0)))
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/leaky"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 )
@@ -73,7 +74,12 @@ func openZone(t *testing.T, c *collector, r prometheus.Registerer, s Source) *Zo
 
 func compiled(t *testing.T, quota int64, window time.Duration) *algorithms.Limit {
 	t.Helper()
-	l, err := algorithms.Compile("zone", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: quota, Window: window})
+	return compile(t, algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: quota, Window: window})
+}
+
+func compile(t *testing.T, p algorithms.Policy) *algorithms.Limit {
+	t.Helper()
+	l, err := algorithms.Compile("zone", p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,10 +98,13 @@ func TestMetrics(t *testing.T) {
 	z.Count(Refused, 3*time.Millisecond)
 	z.Count(PassedDryRun, time.Microsecond)
 	z.Count(RefusedDryRun, 2*time.Second) // above all bounds
+	z.Count(Delayed, 4*time.Microsecond)
+	z.Count(DelayedDryRun, 4*time.Microsecond)
 	z.Count(Exempt, 0)
+	z.CountBan()
 	got := scrape(t, r)
 	expect(t, got, map[string]float64{
-		`requests_total{zone="api"}`:                                          5,
+		`requests_total{zone="api"}`:                                          7,
 		`declined_requests_total{zone="api"}`:                                 1,
 		`keys_total{zone="api"}`:                                              7,
 		`evictions_total{zone="api"}`:                                         3,
@@ -103,13 +112,16 @@ func TestMetrics(t *testing.T) {
 		`decisions_total{result="rejected",store="local",zone="api"}`:         1,
 		`decisions_total{result="passed_dry_run",store="local",zone="api"}`:   1,
 		`decisions_total{result="rejected_dry_run",store="local",zone="api"}`: 1,
+		`decisions_total{result="delayed",store="local",zone="api"}`:          1,
+		`decisions_total{result="delayed_dry_run",store="local",zone="api"}`:  1,
 		`decisions_total{result="exempt",store="local",zone="api"}`:           1,
-		`process_time_seconds_count{zone="api"}`:                              5,
-		`process_time_seconds_sum{zone="api"}`:                                2.003013,
-		`process_time_seconds_le_10µs{zone="api"}`:                            3,
-		`process_time_seconds_le_1ms{zone="api"}`:                             3,
-		`process_time_seconds_le_5ms{zone="api"}`:                             4,
-		`process_time_seconds_le_1s{zone="api"}`:                              4,
+		`bans_total{zone="api"}`:                                              1,
+		`process_time_seconds_count{zone="api"}`:                              7,
+		`process_time_seconds_sum{zone="api"}`:                                2.003021,
+		`process_time_seconds_le_10µs{zone="api"}`:                            5,
+		`process_time_seconds_le_1ms{zone="api"}`:                             5,
+		`process_time_seconds_le_5ms{zone="api"}`:                             6,
+		`process_time_seconds_le_1s{zone="api"}`:                              6,
 		`config{algorithm="sliding_log",burst="0",ipv4_prefix="32",ipv6_prefix="64",max_events="100",window="1m0s",zone="api"}`:    1,
 		`config{algorithm="sliding_log",burst="0",ipv4_prefix="32",ipv6_prefix="64",max_events="1000",window="1h0m0s",zone="api"}`: 1,
 	})
@@ -118,6 +130,104 @@ func TestMetrics(t *testing.T) {
 			t.Errorf("the drop-in bucket %s is missing", le)
 		}
 	}
+	for name := range got {
+		if strings.HasPrefix(name, "delay_") || strings.HasPrefix(name, "waiting") || strings.HasPrefix(name, "in_flight") {
+			t.Errorf("%s of a zone without a queue or leases", name)
+		}
+	}
+}
+
+// queued and leased are the limits that requests wait for or hold.
+func queued(t *testing.T) *algorithms.Limit {
+	return compile(t, leaky.Queue(10, time.Second, 5, 0, 0))
+}
+
+func leased(t *testing.T) *algorithms.Limit {
+	return compile(t, algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 2, Window: time.Minute})
+}
+
+// What waits and what is in flight, with the labels of the drop-in for its limits.
+func TestQueueAndLeases(t *testing.T) {
+	c, r := newCollector(), prometheus.NewPedanticRegistry()
+	z := openZone(t, c, r, Source{Zone: "api", Store: "redis", Limits: []*algorithms.Limit{queued(t), leased(t)}})
+	for _, d := range []time.Duration{time.Millisecond, time.Millisecond + 1, 100 * time.Millisecond, time.Minute, time.Hour, -time.Second} {
+		z.Delay(d)
+	}
+	z.Waiting(1)
+	z.Waiting(1)
+	z.Waiting(-1)
+	z.InFlight(1)
+	z.CountBan()
+	z.CountBan()
+	got := scrape(t, r)
+	expect(t, got, map[string]float64{
+		`waiting{zone="api"}`:                 1,
+		`in_flight{zone="api"}`:               1,
+		`bans_total{zone="api"}`:              2,
+		`delay_seconds_count{zone="api"}`:     6,
+		`delay_seconds_sum{zone="api"}`:       3660.102000001,
+		`delay_seconds_le_1ms{zone="api"}`:    2, // le is inclusive
+		`delay_seconds_le_5ms{zone="api"}`:    3,
+		`delay_seconds_le_10ms{zone="api"}`:   3,
+		`delay_seconds_le_25ms{zone="api"}`:   3,
+		`delay_seconds_le_50ms{zone="api"}`:   3,
+		`delay_seconds_le_100ms{zone="api"}`:  4,
+		`delay_seconds_le_250ms{zone="api"}`:  4,
+		`delay_seconds_le_500ms{zone="api"}`:  4,
+		`delay_seconds_le_1s{zone="api"}`:     4,
+		`delay_seconds_le_2.5s{zone="api"}`:   4,
+		`delay_seconds_le_5s{zone="api"}`:     4,
+		`delay_seconds_le_10s{zone="api"}`:    4,
+		`delay_seconds_le_30s{zone="api"}`:    4,
+		`delay_seconds_le_1m0s{zone="api"}`:   5,
+		`requests_total{zone="api"}`:          0,
+		`declined_requests_total{zone="api"}`: 0,
+		`config{algorithm="leaky_bucket",burst="6",ipv4_prefix="0",ipv6_prefix="0",max_events="10",window="1s",zone="api"}`: 1,
+		`config{algorithm="concurrency",burst="0",ipv4_prefix="0",ipv6_prefix="0",max_events="2",window="1m0s",zone="api"}`: 1,
+	})
+	if len(delayBounds) != 14 {
+		t.Errorf("%d buckets", len(delayBounds))
+	}
+}
+
+// Requests outlive their config: the gauges of a zone go on through a reload, also into a config without queue and leases, and
+// go back to 0 when the requests of the old one end.
+func TestGaugesSurviveReload(t *testing.T) {
+	c := newCollector()
+	r := prometheus.NewPedanticRegistry()
+	old := openZone(t, c, r, Source{Zone: "api", Store: "local", Limits: []*algorithms.Limit{queued(t), leased(t)}})
+	old.Waiting(1)
+	old.InFlight(2)
+	old.Delay(time.Second)
+	old.CountBan()
+
+	r = prometheus.NewPedanticRegistry()
+	next := openZone(t, c, r, Source{Zone: "api", Store: "redis"})
+	old.Close()
+	next.InFlight(1)
+	want := map[string]float64{
+		`waiting{zone="api"}`: 1, `in_flight{zone="api"}`: 3, `delay_seconds_count{zone="api"}`: 1, `bans_total{zone="api"}`: 1,
+	}
+	expect(t, scrape(t, r), want)
+
+	old.Waiting(-1)
+	old.InFlight(-1)
+	old.InFlight(-1)
+	old.CountBan() // a failure that is counted when the old request ends
+	next.InFlight(-1)
+	expect(t, scrape(t, r), map[string]float64{`waiting{zone="api"}`: 0, `in_flight{zone="api"}`: 0, `bans_total{zone="api"}`: 2})
+
+	next.InFlight(1)
+	next.Close()
+	r = prometheus.NewPedanticRegistry()
+	again := openZone(t, c, r, Source{Zone: "api", Store: "local", Limits: []*algorithms.Limit{leased(t)}})
+	next.InFlight(-1) // of a zone that was gone meanwhile, and began anew
+	got := scrape(t, r)
+	expect(t, got, map[string]float64{`in_flight{zone="api"}`: 0, `bans_total{zone="api"}`: 0})
+	if _, queue := got[`waiting{zone="api"}`]; queue {
+		t.Error("the new zone has the queue of the one that is gone")
+	}
+	again.Close()
 }
 
 // A reload: the new config opens before the old one closes, in a registry of its own. Values continue,
@@ -212,19 +322,28 @@ func TestRegistryTrouble(t *testing.T) {
 func TestDisabledMetrics(t *testing.T) {
 	var z *Zone
 	z.Count(Passed, time.Second)
+	z.CountBan()
+	z.CountBadCost()
+	z.CountFallback("local")
+	z.Delay(time.Second)
+	z.Waiting(1)
+	z.InFlight(1)
 	z.Close()
 }
 
 // Counting from many goroutines while scraping loses nothing and never goes back.
 func TestConcurrentCounts(t *testing.T) {
 	c, r := newCollector(), prometheus.NewPedanticRegistry()
-	z := openZone(t, c, r, Source{Zone: "api", Store: "local"})
-	const goroutines, each = 8, 5000
+	z := openZone(t, c, r, Source{Zone: "api", Store: "local", Limits: []*algorithms.Limit{queued(t), leased(t)}})
+	const goroutines, each = 8, 1000 * results
 	var wg sync.WaitGroup
 	for range goroutines {
 		wg.Go(func() {
 			for i := range each {
+				z.InFlight(1)
 				z.Count(Result(i%results), time.Duration(i)*time.Microsecond)
+				z.Delay(time.Duration(i) * time.Millisecond)
+				z.InFlight(-1)
 			}
 		})
 	}
@@ -233,7 +352,9 @@ func TestConcurrentCounts(t *testing.T) {
 		counts = append(counts, scrape(t, r)[`requests_total{zone="api"}`])
 	}
 	wg.Wait()
-	counts = append(counts, scrape(t, r)[`requests_total{zone="api"}`])
+	got := scrape(t, r)
+	expect(t, got, map[string]float64{`in_flight{zone="api"}`: 0, `delay_seconds_count{zone="api"}`: goroutines * each})
+	counts = append(counts, got[`requests_total{zone="api"}`])
 	if !slices.IsSorted(counts) || counts[len(counts)-1] != goroutines*each*(results-1)/results {
 		t.Errorf("counts %v", counts)
 	}
@@ -241,9 +362,51 @@ func TestConcurrentCounts(t *testing.T) {
 
 func TestCountDoesNotAllocate(t *testing.T) {
 	z := openZone(t, newCollector(), prometheus.NewPedanticRegistry(), Source{Zone: "api"})
-	if n := testing.AllocsPerRun(100, func() { z.Count(Passed, time.Microsecond) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() {
+		z.Waiting(1)
+		z.Delay(time.Second)
+		z.Waiting(-1)
+		z.InFlight(1)
+		z.Count(Delayed, time.Microsecond)
+		z.InFlight(-1)
+	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
+}
+
+// The shared store's series, in the registries of two configs.
+func TestStoreMetrics(t *testing.T) {
+	s := NewStore("redis")
+	s.Failure("timeout")
+	s.Failure("timeout")
+	s.Unsettled(3)
+	s.Unsettled(0)
+	s.Unsettled(-1) // nothing was dropped: a counter does not go back
+	s.SetUp(true)
+	s.Call(2 * time.Millisecond)
+	for range 2 {
+		r := prometheus.NewPedanticRegistry()
+		for range 2 { // each config's handlers register it
+			if err := s.Register(r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		expect(t, scrape(t, r), map[string]float64{
+			`store_up{store="redis"}`:                          1,
+			`store_errors_total{kind="timeout",store="redis"}`: 2,
+			`unsettled_total{store="redis"}`:                   3,
+			`store_duration_seconds_count{store="redis"}`:      1,
+			`store_duration_seconds_sum{store="redis"}`:        0.002,
+			`store_duration_seconds_le_1ms{store="redis"}`:     0,
+			`store_duration_seconds_le_2.5ms{store="redis"}`:   1,
+		})
+	}
+	s.SetUp(false)
+	r := prometheus.NewPedanticRegistry()
+	if err := s.Register(r); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, scrape(t, r), map[string]float64{`store_up{store="redis"}`: 0})
 }
 
 // What the house counters cost beside client_golang's, and what the two clock reads cost.

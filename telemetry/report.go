@@ -1,6 +1,6 @@
 package telemetry
 
-// A refusal as operators hear of it: one log line, sampled, and one event, for whoever subscribed.
+// A refusal or a ban as operators hear of it: one log line, sampled, and one event, for whoever subscribed.
 
 import (
 	"fmt"
@@ -24,6 +24,8 @@ const (
 	exceeded       = "rate limit exceeded"
 	exceededDryRun = "request would have been refused (dry run)"
 	exceededEvent  = "rate_limit_exceeded"
+	banned         = "client banned"
+	bannedEvent    = "rate_limit_banned"
 )
 
 // Refusal is one refused request, or one that a dry-run rule would have refused.
@@ -32,7 +34,8 @@ type Refusal struct {
 	Zone, Key string
 	// Text makes the key readable; nil when it is already.
 	Text func(key string) string
-	// Wait is what Retry-After says before rounding, jitter included; algorithms.Never if waiting does not help.
+	// Wait is what Retry-After says before rounding, jitter included; algorithms.Never if waiting does not help,
+	// algorithms.Unknown if nobody knows how long.
 	Wait time.Duration
 	// DryRun: nothing was refused, so there is a log line of other wording and no event.
 	DryRun bool
@@ -40,12 +43,23 @@ type Refusal struct {
 	Now time.Duration
 }
 
-// Reporter reports the refusals of one handler.
+// Ban is a ban that a client has just earned.
+type Ban struct {
+	// Zone, Key and Text are as in [Refusal].
+	Zone, Key string
+	Text      func(key string) string
+	// Duration is how long the client is banned, Step which of the rule's durations that is, the first being 1.
+	Duration time.Duration
+	Step     int
+}
+
+// Reporter reports the refusals and bans of one handler.
 type Reporter struct {
 	ctx     caddy.Context
 	logger  *zap.Logger
 	events  events
 	sampler *sampler
+	bans    *sampler
 	logKey  bool
 }
 
@@ -61,7 +75,10 @@ func NewReporter(ctx caddy.Context, logKey bool) (*Reporter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("loading the events app: %w", err)
 	}
-	return &Reporter{ctx: ctx, logger: ctx.Logger(), events: app.(*caddyevents.App), sampler: processSampler, logKey: logKey}, nil
+	return &Reporter{
+		ctx: ctx, logger: ctx.Logger(), events: app.(*caddyevents.App),
+		sampler: processSampler, bans: processBans, logKey: logKey,
+	}, nil
 }
 
 // Refused reports a refusal. Every one is emitted as an event if anyone listens, and one per key and second is
@@ -71,23 +88,38 @@ func (t *Reporter) Refused(r *http.Request, f Refusal) {
 		t.log(r, &f)
 	}
 	if !f.DryRun && t.events.ShouldEmit(exceededEvent) {
-		data := map[string]any{"zone": f.Zone, "wait": f.Wait, "remote_ip": remoteIP(r)}
+		data := map[string]any{"zone": f.Zone, "remote_ip": remoteIP(r)}
+		if f.Wait != algorithms.Unknown {
+			data["wait"] = f.Wait
+		}
 		if t.logKey {
-			data["key"] = f.text()
+			data["key"] = readable(f.Key, f.Text)
 		}
 		t.events.Emit(t.ctx, exceededEvent, data)
 	}
 }
 
-func (t *Reporter) log(r *http.Request, f *Refusal) {
-	client := func() string {
-		ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-		if ip == "" {
-			ip = remoteIP(r)
+// Banned reports a ban, also after the response. Every one is emitted as an event if anyone listens, and logged; only bans of a
+// client that makes up keys, and those of thousands of clients in one second, are bounded as refusals are, apart from them.
+func (t *Reporter) Banned(r *http.Request, b Ban) {
+	// The line's own time will do for sampling: if the wall clock is set back, there is a line too many.
+	if entry := t.logger.Check(zapcore.WarnLevel, banned); entry != nil {
+		now := time.Duration(entry.Time.UnixNano())
+		if _, ok := t.bans.admit(b.Zone, b.Key, func() string { return clientIP(r) }, now); ok {
+			entry.Write(t.line(r, b.Zone, b.Key, b.Text, zap.Duration("ban", b.Duration), zap.Int("step", b.Step))...)
 		}
-		return ip
 	}
-	suppressed, ok := t.sampler.admit(f.Zone, f.Key, client, f.Now)
+	if t.events.ShouldEmit(bannedEvent) {
+		data := map[string]any{"zone": b.Zone, "duration": b.Duration, "step": b.Step, "remote_ip": remoteIP(r)}
+		if t.logKey {
+			data["key"] = readable(b.Key, b.Text)
+		}
+		t.events.Emit(t.ctx, bannedEvent, data)
+	}
+}
+
+func (t *Reporter) log(r *http.Request, f *Refusal) {
+	suppressed, ok := t.sampler.admit(f.Zone, f.Key, func() string { return clientIP(r) }, f.Now)
 	if !ok {
 		return
 	}
@@ -99,21 +131,36 @@ func (t *Reporter) log(r *http.Request, f *Refusal) {
 	if entry == nil {
 		return
 	}
-	remote := remoteIP(r)
-	line := []zap.Field{zap.String("zone", f.Zone), zap.String("remote_ip", remote)}
-	if f.Wait != algorithms.Never { // as a number it would read as 292 years
-		line = append(line, zap.Duration("wait", f.Wait))
+	wait := zap.Skip()
+	if f.Wait != algorithms.Never && f.Wait != algorithms.Unknown { // as numbers they would read as 292 years and as the past
+		wait = zap.Duration("wait", f.Wait)
 	}
-	if ip := client(); ip != remote {
-		line = append(line, zap.String("client_ip", ip))
-	}
-	if t.logKey {
-		line = append(line, zap.String("key", f.text()))
-	}
+	line := t.line(r, f.Zone, f.Key, f.Text, wait)
 	if suppressed > 0 {
 		line = append(line, zap.Uint32("suppressed", suppressed))
 	}
 	entry.Write(line...)
+}
+
+// line is what every line tells of a client, around what it tells of the matter.
+func (t *Reporter) line(r *http.Request, zone, key string, text func(string) string, matter ...zap.Field) []zap.Field {
+	remote := remoteIP(r)
+	line := append([]zap.Field{zap.String("zone", zone), zap.String("remote_ip", remote)}, matter...)
+	if ip := clientIP(r); ip != remote {
+		line = append(line, zap.String("client_ip", ip))
+	}
+	if t.logKey {
+		line = append(line, zap.String("key", readable(key, text)))
+	}
+	return line
+}
+
+// clientIP is the client's address as the server's trusted_proxies tell it.
+func clientIP(r *http.Request) string {
+	if ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string); ip != "" {
+		return ip
+	}
+	return remoteIP(r)
 }
 
 // remoteIP is the address of the connection, like Caddy's access log has it. Behind a proxy that is the
@@ -129,11 +176,10 @@ func remoteIP(r *http.Request) string {
 // maxText is how much of a key is shown, in bytes: a key can be as long as the header it is read from.
 const maxText = 256
 
-// text is the key as it may be shown: valid UTF-8 in which different bytes stay different, and of bounded length.
-func (f *Refusal) text() string {
-	key := f.Key
-	if f.Text != nil {
-		key = f.Text(key)
+// readable is a key as it may be shown: valid UTF-8 in which different bytes stay different, and of bounded length.
+func readable(key string, text func(string) string) string {
+	if text != nil {
+		key = text(key)
 	}
 	if len(key) > maxText {
 		end := maxText

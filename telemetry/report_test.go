@@ -1,9 +1,12 @@
 package telemetry
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -62,8 +65,10 @@ func (l *limiter) Provision(ctx caddy.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := app.(*caddyevents.App).On("rate_limit_exceeded", l); err != nil {
-			return err
+		for _, name := range []string{"rate_limit_exceeded", "rate_limit_banned"} {
+			if err := app.(*caddyevents.App).On(name, l); err != nil {
+				return err
+			}
 		}
 	}
 	if l.Fail {
@@ -123,7 +128,7 @@ const quiet = `{"logs":{"default":{"level":"ERROR","writer":{"output":"discard"}
 // observe replaces the logger of a fresh reporter by one that is read back, and its sampler by an empty one.
 func observe(r *Reporter, level zapcore.Level) *observer.ObservedLogs {
 	core, logs := observer.New(level)
-	r.logger, r.sampler = zap.New(core), newSampler()
+	r.logger, r.sampler, r.bans = zap.New(core), newSampler(), newSampler()
 	return logs
 }
 
@@ -161,27 +166,30 @@ func TestLogLineAsWritten(t *testing.T) {
 	l := run(t, &limiter{}, `{"logs":{"default":{"writer":{"output":"file","filename":"`+file+`"},"encoder":{"format":"json"},"include":["telemetry_test"]}}}`)
 	r := httptest.NewRequest("GET", "/", nil)
 	r.RemoteAddr = "[2001:db8::1]:1234"
-	l.reporter.sampler = newSampler()
+	l.reporter.sampler, l.reporter.bans = newSampler(), newSampler()
 	l.reporter.Refused(r, Refusal{Zone: "api", Key: "secret", Wait: 1500 * time.Millisecond})
+	l.reporter.Banned(r, Ban{Zone: "login", Key: "secret", Duration: 10 * time.Minute, Step: 2})
 	caddy.Stop()
 
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var line map[string]any
-	if err := json.Unmarshal(text, &line); err != nil {
-		t.Fatalf("%v in %s", err, text)
-	}
-	delete(line, "ts")
-	want := map[string]any{"level": "info", "logger": "telemetry_test", "msg": "rate limit exceeded", "zone": "api", "wait": 1.5, "remote_ip": "2001:db8::1"}
-	if len(line) != len(want) {
-		t.Errorf("line %v, want %v", line, want)
-	}
-	for k, v := range want {
-		if line[k] != v {
-			t.Errorf("%s = %v, want %v", k, line[k], v)
+	lines := json.NewDecoder(bytes.NewReader(text))
+	for _, want := range []map[string]any{
+		{"level": "info", "logger": "telemetry_test", "msg": "rate limit exceeded", "zone": "api", "wait": 1.5, "remote_ip": "2001:db8::1"},
+		{"level": "warn", "logger": "telemetry_test", "msg": "client banned", "zone": "login", "ban": 600.0, "step": 2.0, "remote_ip": "2001:db8::1"},
+	} {
+		var line map[string]any
+		if err := lines.Decode(&line); err != nil {
+			t.Fatalf("%v in %s", err, text)
 		}
+		if delete(line, "ts"); !maps.Equal(line, want) {
+			t.Errorf("line %v, want %v", line, want)
+		}
+	}
+	if lines.More() {
+		t.Errorf("more lines: %s", text)
 	}
 }
 
@@ -198,6 +206,7 @@ func TestLogFields(t *testing.T) {
 	}
 	l.reporter.Refused(behindProxy, Refusal{Zone: "api", Key: "k", Wait: 2 * time.Second, Now: 10 * time.Second})
 	l.reporter.Refused(direct, Refusal{Zone: "dry", Key: "k", Wait: algorithms.Never, DryRun: true})
+	l.reporter.Refused(direct, Refusal{Zone: "exports", Key: "k", Wait: algorithms.Unknown})
 	l.reporter.Refused(r, Refusal{Zone: "text", Key: "\x01a\x01b", Text: func(k string) string { return `["a","b"]` }})
 
 	want := []struct {
@@ -207,6 +216,7 @@ func TestLogFields(t *testing.T) {
 		{"rate limit exceeded", map[string]any{"zone": "api", "wait": time.Second, "remote_ip": "192.0.2.9", "client_ip": "203.0.113.5", "key": "k"}},
 		{"rate limit exceeded", map[string]any{"zone": "api", "wait": 2 * time.Second, "remote_ip": "192.0.2.9", "client_ip": "203.0.113.5", "key": "k", "suppressed": uint32(2)}},
 		{"request would have been refused (dry run)", map[string]any{"zone": "dry", "remote_ip": "192.0.2.9", "key": "k"}},
+		{"rate limit exceeded", map[string]any{"zone": "exports", "remote_ip": "192.0.2.9", "key": "k"}},
 		{"rate limit exceeded", map[string]any{"zone": "text", "wait": time.Duration(0), "remote_ip": "192.0.2.9", "key": `["a","b"]`}},
 	}
 	entries := logs.All()
@@ -236,13 +246,22 @@ func TestLevelAboveInfoLogsNothing(t *testing.T) {
 	if logs.Len() != 0 {
 		t.Errorf("%d lines", logs.Len())
 	}
+	l.reporter.Banned(httptest.NewRequest("GET", "/", nil), Ban{Zone: "api", Key: "k"})
+	if logs.Len() != 1 {
+		t.Errorf("%d lines, want the ban's", logs.Len())
+	}
+	logs = observe(l.reporter, zapcore.ErrorLevel)
+	l.reporter.Banned(httptest.NewRequest("GET", "/", nil), Ban{Zone: "api", Key: "k"})
+	if logs.Len() != 0 {
+		t.Errorf("%d lines at level ERROR", logs.Len())
+	}
 }
 
 // F27: any bytes in a key are safe in the log, different keys stay different, and a long one is cut.
 func TestF27KeysInLogs(t *testing.T) {
 	seen := make(map[string]string)
 	for _, key := range []string{"/%ff", "/\xff", "/\xfe", "é", "a\nb", "a\x00b", `a\nb`, strings.Repeat("x", 100_000), strings.Repeat("é", 200), ""} {
-		text := (&Refusal{Key: key}).text()
+		text := readable(key, nil)
 		if !utf8.ValidString(text) || len(text) > 4*maxText+8 {
 			t.Errorf("%.20q is shown as %.40q (%d bytes)", key, text, len(text))
 		}
@@ -251,11 +270,11 @@ func TestF27KeysInLogs(t *testing.T) {
 		}
 		seen[text] = key
 	}
-	if got := (&Refusal{Key: "/\xff"}).text(); got != `/\xff` {
+	if got := readable("/\xff", nil); got != `/\xff` {
 		t.Errorf("got %q", got)
 	}
 	// Cut between two bytes of a letter: still readable text.
-	if got := (&Refusal{Key: "x" + strings.Repeat("é", 200)}).text(); strings.Contains(got, `\x`) || !strings.HasSuffix(got, "é…") {
+	if got := readable("x"+strings.Repeat("é", 200), nil); strings.Contains(got, `\x`) || !strings.HasSuffix(got, "é…") {
 		t.Errorf("cut inside a letter: %q", got)
 	}
 }
@@ -287,6 +306,123 @@ func TestEvent(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A wait that nobody knows is not in the event: no number would be true. One that never ends is, as caddy-ratelimit's subscribers
+// expect a wait.
+func TestEventWithoutWait(t *testing.T) {
+	l := run(t, &limiter{Listen: true}, quiet)
+	r := httptest.NewRequest("GET", "/", nil)
+	l.reporter.Refused(r, Refusal{Zone: "exports", Wait: algorithms.Unknown})
+	l.reporter.Refused(r, Refusal{Zone: "api", Wait: algorithms.Never})
+	if len(l.events) != 2 {
+		t.Fatalf("%d events, want 2", len(l.events))
+	}
+	if wait, has := l.events[0].Data["wait"]; has {
+		t.Errorf("unknown: wait %v", wait)
+	}
+	if wait := l.events[1].Data["wait"]; wait != algorithms.Never {
+		t.Errorf("never: wait %v", wait)
+	}
+}
+
+// clock is a logger's clock that the test sets.
+type clock struct{ now time.Time }
+
+func (c *clock) Now() time.Time                       { return c.now }
+func (c *clock) NewTicker(time.Duration) *time.Ticker { return nil }
+
+// A ban is told once, as a line and as an event, with the key only if log_key is on, whatever was refused before, and also when
+// the request has ended.
+func TestBan(t *testing.T) {
+	for _, logKey := range []bool{false, true} {
+		l := run(t, &limiter{Listen: true, LogKey: logKey}, quiet)
+		logs := observe(l.reporter, zapcore.WarnLevel)
+		r := httptest.NewRequest("GET", "/", nil)
+		r.RemoteAddr = "192.0.2.9:1234"
+		ctx, leave := context.WithCancel(context.WithValue(r.Context(), caddyhttp.VarsCtxKey, map[string]any{caddyhttp.ClientIPVarKey: "203.0.113.5"}))
+		leave()
+		for i := range 100 {
+			l.reporter.Refused(r, Refusal{Zone: "login", Key: fmt.Sprint(i), Wait: time.Second})
+		}
+		l.events = nil
+		l.reporter.Banned(r, Ban{Zone: "login", Key: "k\xff", Duration: time.Minute, Step: 1})
+		l.reporter.Banned(r.WithContext(ctx), Ban{Zone: "api", Key: "\x01a\x01b", Text: func(string) string { return `["a","b"]` }, Duration: time.Hour, Step: 3})
+
+		line := []map[string]any{
+			{"zone": "login", "remote_ip": "192.0.2.9", "ban": time.Minute, "step": int64(1)},
+			{"zone": "api", "remote_ip": "192.0.2.9", "client_ip": "203.0.113.5", "ban": time.Hour, "step": int64(3)},
+		}
+		event := []map[string]any{
+			{"zone": "login", "remote_ip": "192.0.2.9", "duration": time.Minute, "step": 1},
+			{"zone": "api", "remote_ip": "192.0.2.9", "duration": time.Hour, "step": 3},
+		}
+		if logKey {
+			for _, want := range [][]map[string]any{line, event} {
+				want[0]["key"], want[1]["key"] = `k\xff`, `["a","b"]`
+			}
+		}
+		entries := logs.All()
+		if len(entries) != 2 || len(l.events) != 2 {
+			t.Fatalf("%d lines, %d events, want 2 each", len(entries), len(l.events))
+		}
+		for i, e := range entries {
+			if e.Level != zapcore.WarnLevel || e.Message != "client banned" || !maps.Equal(e.ContextMap(), line[i]) {
+				t.Errorf("line %v %q %v, want %v", e.Level, e.Message, e.ContextMap(), line[i])
+			}
+		}
+		for i, e := range l.events {
+			if e.Name() != "rate_limit_banned" || !maps.Equal(e.Data, event[i]) {
+				t.Errorf("event %s with %v, want %v", e.Name(), e.Data, event[i])
+			}
+		}
+	}
+}
+
+// Nobody's ban goes unlogged because of others, unless they make up keys: those are bounded, for each client and in all.
+func TestBansAreLogged(t *testing.T) {
+	core, logs := observer.New(zapcore.WarnLevel)
+	now := &clock{time.Unix(1_796_000_000, 0)}
+	nobody := new(silent)
+	r := &Reporter{events: nobody, sampler: newSampler(), bans: newSampler(), logger: zap.New(core, zap.WithClock(now))}
+	ban := func(address, key string) {
+		request := httptest.NewRequest("GET", "/", nil)
+		request.RemoteAddr = address + ":1234"
+		r.Banned(request, Ban{Zone: "login", Key: key, Duration: time.Minute, Step: 1})
+	}
+	for i := range 20 {
+		ban(fmt.Sprintf("198.51.100.%d", i), fmt.Sprint("user", i))
+	}
+	if got := logs.Len(); got != 20 {
+		t.Errorf("%d lines of 20 clients", got)
+	}
+	for step := range 3 { // the same client earns one ban after the other
+		now.now = now.now.Add(2 * time.Minute)
+		if ban("198.51.100.7", "user7"); logs.Len() != 21+step {
+			t.Errorf("ban %d was not logged", step+1)
+		}
+	}
+	before := logs.Len()
+	for i := range 10_000 {
+		ban("192.0.2.1", fmt.Sprint("made up ", i))
+	}
+	if got := logs.Len() - before; got != perAddress {
+		t.Errorf("%d lines of one client with many keys, want %d", got, perAddress)
+	}
+	before = logs.Len()
+	if ban("198.51.100.8", "user8"); logs.Len() != before+1 {
+		t.Error("hidden by a client with many keys")
+	}
+	before = logs.Len()
+	for i := range 20_000 {
+		ban(fmt.Sprintf("10.0.%d.%d", i>>8, i&255), fmt.Sprint(i))
+	}
+	if got := logs.Len() - before; got > sets*ways {
+		t.Errorf("%d lines in one second", got)
+	}
+	if nobody.emitted.Load() != 0 {
+		t.Error("an event was made for nobody")
 	}
 }
 
@@ -336,7 +472,7 @@ func TestResultNames(t *testing.T) {
 	for r := range Result(results) {
 		names = append(names, r.String())
 	}
-	if !slices.Equal(names, []string{"passed", "rejected", "passed_dry_run", "rejected_dry_run", "exempt"}) {
+	if !slices.Equal(names, []string{"passed", "delayed", "rejected", "passed_dry_run", "delayed_dry_run", "rejected_dry_run", "exempt"}) {
 		t.Errorf("results %v", names)
 	}
 }

@@ -1,6 +1,6 @@
 package telemetry
 
-// Which refusals are logged. A limiter is attacked by definition, and its log is what ban tools read, so:
+// Which refusals and bans are logged. A limiter is attacked by definition, and its log is what ban tools read, so:
 //
 //   - A key that is refused again and again gets one line per second, the first. The next line of that key
 //     says in `suppressed` how many refusals of its last active second went unlogged.
@@ -29,7 +29,7 @@ const (
 	perAddress = 16
 )
 
-// sampler decides which refusals are logged. Its zero value is not ready.
+// sampler decides which refusals, or which bans, are logged. Its zero value is not ready.
 type sampler struct {
 	seed      maphash.Seed
 	keys      table
@@ -37,7 +37,8 @@ type sampler struct {
 }
 
 // processSampler serves all handlers, so that the bounds hold for the process and survive reloads.
-var processSampler = newSampler()
+// Bans have one of their own: what a client was refused before must not hide the ban that it earned thereby.
+var processSampler, processBans = newSampler(), newSampler()
 
 func newSampler() *sampler { return &sampler{seed: maphash.MakeSeed()} }
 

@@ -12,9 +12,10 @@ import (
 // Store counts what happens between this instance and the shared store. Its numbers live as long as the process,
 // because connections outlive configs.
 type Store struct {
-	up       prometheus.Gauge
-	failures *prometheus.CounterVec
-	duration prometheus.Histogram
+	up        prometheus.Gauge
+	failures  *prometheus.CounterVec
+	duration  prometheus.Histogram
+	unsettled prometheus.Counter
 }
 
 // NewStore makes the metrics of the store with that label. They show once they are registered.
@@ -34,12 +35,16 @@ func NewStore(name string) *Store {
 			Help:    "Round trips to the shared store, each for one or many requests.",
 			Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25},
 		}),
+		unsettled: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "caddy_rate_limit_unsettled_total", ConstLabels: labels,
+			Help: "Refunds, later charges and leases given back that did not reach the shared store.",
+		}),
 	}
 }
 
 // Register makes the metrics visible in the registry of a config.
 func (s *Store) Register(registry prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{s.up, s.failures, s.duration} {
+	for _, c := range []prometheus.Collector{s.up, s.failures, s.duration, s.unsettled} {
 		var registered prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &registered) {
 			return err
@@ -62,3 +67,6 @@ func (s *Store) Call(took time.Duration) { s.duration.Observe(took.Seconds()) }
 
 // Failure counts a failed call. The kinds are few and known; nothing a client sends is among them.
 func (s *Store) Failure(kind string) { s.failures.WithLabelValues(kind).Inc() }
+
+// Unsettled counts settlements that were dropped.
+func (s *Store) Unsettled(n int) { s.unsettled.Add(float64(max(n, 0))) }
