@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/leaky"
 	"github.com/caddy-sluice/sluice/memstore"
 )
 
@@ -22,6 +23,9 @@ func init() { caddy.RegisterModule(new(App)) }
 // local holds the counters of every zone of the process. It outlives configs: a reload opens its zones
 // before the old config closes them, so counts are kept and shared by name.
 var local = memstore.New()
+
+// room is where requests wait for the slots that local gave them.
+var room = leaky.NewRoom(local)
 
 // App is what the handlers of one config share: the shared store, and which zones they name and how.
 type App struct {
@@ -46,9 +50,17 @@ type App struct {
 type zone struct {
 	first    *caddyfile.Rule
 	counters *memstore.Zone
-	shares   *memstore.Zone // this instance's part while the shared store is down
+	strikes  *memstore.Zone   // what earns a ban; nil when no rule bans
+	opened   []*memstore.Zone // these and all others that the zone needs
 	rules    int
 	units    int64 // what the rules take at least, together, from a request that meets all of them
+}
+
+// open acquires counters in this process until the config ends.
+func (z *zone) open(name string) *memstore.Zone {
+	counters := local.Open(name)
+	z.opened = append(z.opened, counters)
+	return counters
 }
 
 // severalRules reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
@@ -128,8 +140,17 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	}
 	z := a.zones[r.Zone]
 	if z == nil {
-		z = &zone{first: r, counters: local.Open(r.Zone), shares: local.Open(shareZone(r.Zone))}
+		z = &zone{first: r}
+		z.counters = z.open(r.Zone)
+		z.open(shareZone(r.Zone))
 		a.zones[r.Zone] = z
+	}
+	if b := r.Ban; b != nil && z.strikes == nil {
+		z.strikes = z.open(b.Strikes.Space.Zone)
+		z.open(b.Bans.Space.Zone)
+		if b.Ladder != nil {
+			z.open(b.Ladder.Space.Zone)
+		}
 	}
 	if was, is := z.first.Settings(), r.Settings(); was != is {
 		return nil, fmt.Errorf("zone %q is %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
@@ -213,7 +234,9 @@ func (a *App) keepSweeping(ctx context.Context) {
 			return
 		case <-tick.C:
 			for _, z := range a.open() {
-				z.counters.Sweep()
+				for _, counters := range z.opened {
+					counters.Sweep()
+				}
 			}
 		}
 	}
@@ -245,8 +268,9 @@ func (a *App) Cleanup() error {
 	}
 	started.Unlock()
 	for _, z := range a.open() {
-		z.counters.Close()
-		z.shares.Close()
+		for _, counters := range z.opened {
+			counters.Close()
+		}
 	}
 	if a.redis == nil {
 		return nil

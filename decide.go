@@ -15,7 +15,7 @@ import (
 // refuse never reaches the shared store; what they gave is given back when the shared store refuses.
 // denied is true when the shared store failed and a zone wants such requests refused.
 func (h *Handler) decide(ctx context.Context, q *question) (denied bool) {
-	q.local.apply(ctx, local)
+	q.local.apply(ctx)
 	if len(q.shared.charges) == 0 {
 		return false
 	}
@@ -31,15 +31,18 @@ func (h *Handler) decide(ctx context.Context, q *question) (denied bool) {
 		others = &q.share
 	}
 	if denied || others.refused() {
-		q.local.giveBack(ctx, local)
+		q.local.giveBack(ctx)
 	}
 	return denied
 }
 
-// apply asks a store in this process, which cannot fail.
-func (b *batch) apply(ctx context.Context, store algorithms.Store) {
-	if len(b.charges) > 0 {
-		_ = store.Apply(ctx, b.charges, b.outcomes)
+// apply asks this process, which cannot fail.
+func (b *batch) apply(ctx context.Context) {
+	switch {
+	case b.queued:
+		b.wait, _ = room.Apply(ctx, b.charges, b.outcomes)
+	case len(b.charges) > 0:
+		_ = local.Apply(ctx, b.charges, b.outcomes)
 	}
 }
 
@@ -51,20 +54,24 @@ func (b *batch) leaveUnasked() {
 }
 
 // giveBack undoes what a committed batch took. The outcomes keep saying what was asked, with the units back.
-func (b *batch) giveBack(ctx context.Context, store algorithms.Store) {
+func (b *batch) giveBack(ctx context.Context) {
 	if len(b.charges) == 0 {
 		return
+	}
+	if b.wait != nil {
+		b.wait.Leave()
 	}
 	marks := make([]algorithms.Outcome, len(b.outcomes))
 	back := make([]algorithms.Charge, 0, len(b.charges))
 	for i, c := range b.charges {
-		if b.outcomes[i].OK { // a dry run that refused has taken nothing
+		// A dry run that refused has taken nothing, nor has who asks; who waited has left the room.
+		if b.outcomes[i].OK && !c.Check && (b.wait == nil || b.outcomes[i].Delay == 0 || c.DryRun) {
 			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: b.outcomes[i].Mark})
 		} else {
 			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit})
 		}
 	}
-	_ = store.Apply(ctx, back, marks)
+	_ = local.Apply(ctx, back, marks)
 	for i := range marks {
 		b.outcomes[i].Remaining, b.outcomes[i].Next = marks[i].Remaining, marks[i].Next
 	}
@@ -96,12 +103,15 @@ func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
 		return true
 	}
 	q.fields = shares.fields
-	q.share.apply(ctx, local)
+	q.share.apply(ctx)
 	return false
 }
 
 // takeShare moves a rule's charges to the batch of shares, with this instance's part of each limit.
 func (a *asked) takeShare(to *batch, limits []*algorithms.Limit) {
+	if a.asksBan {
+		to.add(*a.charge(ban))
+	}
 	first := len(to.charges)
 	for i, limit := range limits {
 		c := *a.charge(i)
@@ -126,7 +136,7 @@ func (h *Handler) currentShares() *shares {
 	}
 	s := &shares{fleet: fleet, limits: make(map[*plan][]*algorithms.Limit)}
 	s.fields = h.describe(func(r *rule, p *plan) []*algorithms.Limit {
-		if !r.shared || r.OnStoreError != caddyfile.OnStoreErrorLocal {
+		if r.redis == nil || r.OnStoreError != caddyfile.OnStoreErrorLocal {
 			return p.Limits
 		}
 		for _, limit := range p.Limits {
@@ -151,6 +161,12 @@ func share(limit *algorithms.Limit, fleet int) *algorithms.Limit {
 	}
 	p := limit.Policy
 	p.Quota, p.Burst = part(p.Quota), part(p.Burst)
+	if p.Queue = min(p.Queue, p.Burst-1); p.Queue <= 0 {
+		p.Queue, p.MaxWait = 0, 0
+	}
+	if p.Algorithm == algorithms.Concurrency {
+		p.Window = algorithms.MaxWindow // a lease in this process needs no expiry
+	}
 	divided, err := algorithms.Compile(shareZone(limit.Space.Zone), p)
 	if err != nil { // a slow rate that cannot be slower: then it is not divided
 		p = limit.Policy

@@ -27,3 +27,6 @@ func Linger(d time.Duration) (restore func()) {
 	lingering = d
 	return func() { lingering = before }
 }
+
+// Age makes the process older for the sampling of log lines, which counts over all tests.
+func Age(d time.Duration) { processStart = processStart.Add(-d) }

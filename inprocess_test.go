@@ -55,6 +55,7 @@ func newServer(t testing.TB) *server {
 	t.Helper()
 	s := &server{t: t, admin: freePort(t), ports: map[string]int{}, dir: t.TempDir()}
 	processLog.reset()
+	sluice.Age(2 * time.Second) // another test's lines do not count
 	transport := &http.Transport{}
 	s.client = &http.Client{
 		Transport: transport, Timeout: 20 * time.Second,

@@ -46,18 +46,21 @@ type Handler struct {
 	rules    []*rule
 	fields   *fields.Set
 	app      *App
-	redis    algorithms.Store // nil when no zone is shared
+	redis    *sharedStore // nil when no zone is shared
 	shares   atomic.Pointer[shares]
 	took     atomic.Int64 // nanoseconds of the decision measured last
 	reporter *telemetry.Reporter
 	logger   *zap.Logger
+	later    bool // a rule has something to do after its decision
+	bans     bool // a rule bans
 }
 
 // rule is a compiled rule with what it holds while the config lives.
 type rule struct {
 	*caddyfile.Rule
 	zone    *zone
-	shared  bool // counts in the shared store
+	redis   *sharedStore // counts in it; nil: in this process
+	later   bool         // has something to do after its decision
 	metrics *telemetry.Zone
 	standIn *telemetry.Zone // counts what happens while the shared store is down
 	plans   []*plan
@@ -112,9 +115,11 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 			return err
 		}
 		r := &rule{Rule: compiled, zone: zone}
-		if r.shared = compiled.Store == caddyfile.StoreRedis; r.shared {
-			h.redis = app.redis
+		if compiled.Store == caddyfile.StoreRedis {
+			r.redis, h.redis = app.redis, app.redis
 		}
+		r.later = r.owes()
+		h.later, h.bans = h.later || r.later, h.bans || r.Ban != nil
 		for _, p := range compiled.Plans {
 			r.plans = append(r.plans, &plan{Plan: p, policy: policies})
 			policies += len(p.Limits)
@@ -137,7 +142,7 @@ func (r *rule) openMetrics(registry *prometheus.Registry) (err error) {
 		Zone: r.Zone, Store: "local", Limits: slices.Collect(r.AllLimits()), IPv4Prefix: r.IPv4Prefix, IPv6Prefix: r.IPv6Prefix,
 		Keys: r.zone.counters.Keys, Evictions: r.zone.counters.Evictions,
 	}
-	if r.shared {
+	if r.redis != nil {
 		if r.OnStoreError != caddyfile.OnStoreErrorLocal {
 			source.Store = "none"
 		}
@@ -174,14 +179,19 @@ func (h *Handler) Cleanup() error {
 
 // ServeHTTP lets the request go on, or answers it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if refused, err := h.limit(w, r); refused || err != nil {
+	owed, refused, err := h.limit(w, r)
+	switch {
+	case refused || err != nil:
 		return err
+	case owed != nil:
+		return owed.serve(w, r, next)
 	}
 	return next.ServeHTTP(w, r)
 }
 
 // limit decides about the request. It tells the client in w's header, or if the request is refused in the whole response.
-func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (refused bool, err error) {
+// What the request owes when it passes is nil for most.
+func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refused bool, err error) {
 	var start time.Duration
 	timed := h.timed()
 	if timed {
@@ -191,14 +201,18 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (refused bool, e
 	defer q.release()
 	q.fields = h.fields
 	if err := h.ask(q); err != nil {
-		return false, err
+		return nil, false, err
 	}
 	q.openRecord()
 	if len(q.asked) == 0 {
-		return false, nil
+		return nil, false, nil
 	}
 	denied := h.decide(r.Context(), q)
 	by, limit, refused := q.binding()
+	if refused && h.bans {
+		h.punishRefusals(q)
+		by, limit, _ = q.binding()
+	}
 	q.remember(!denied && !refused)
 	h.tell(w, q)
 	if timed {
@@ -207,11 +221,13 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (refused bool, e
 	h.count(q, time.Duration(h.took.Load()))
 	switch {
 	case denied:
-		return true, h.deny(w, q)
+		return nil, true, h.deny(w, q)
 	case refused:
-		return true, h.refuse(w, q, by, limit)
+		return nil, true, h.refuse(w, q, by, limit)
+	case h.later:
+		return h.owe(q), false, nil
 	}
-	return false, nil
+	return nil, false, nil
 }
 
 // timed reports whether this decision is measured. Reading the clock twice costs as much as deciding in this process does, so of
@@ -224,23 +240,29 @@ func (h *Handler) ask(q *question) error {
 		if q.record.knows(rule) {
 			continue // a re-entry: a rule charges a request at most once
 		}
-		key, ok, err := q.meets(rule)
+		plan, key, ok, err := q.meets(rule)
 		if err != nil && !rule.DryRun { // a dry run never refuses, not even for want of a key
 			return err
 		}
 		if ok && err == nil {
-			q.charge(rule, key, h.cost(rule, q.r))
+			q.charge(rule, plan, key, h.cost(rule, q.r))
 		}
 	}
 	return nil
 }
 
-// meets returns the key under which the request meets the rule; ok is false if the rule does not limit it.
-func (q *question) meets(r *rule) (key string, ok bool, err error) {
+// meets returns the plan and the key under which the request meets the rule; ok is false if the rule does not limit it.
+func (q *question) meets(r *rule) (p *plan, key string, ok bool, err error) {
 	if applies, err := r.applies(q.r); !applies || err != nil {
-		return "", false, err
+		return nil, "", false, err
 	}
-	return q.key(r)
+	p = r.plans[r.PlanOf(q.r)]
+	if len(p.Limits) == 0 { // unlimited
+		r.metrics.Count(telemetry.Exempt, 0)
+		return nil, "", false, nil
+	}
+	key, ok, err = q.key(r)
+	return p, key, ok, err
 }
 
 // applies reports whether the rule is about the request, and counts it if it is exempt.
@@ -260,12 +282,16 @@ func (r *rule) applies(req *http.Request) (bool, error) {
 func (h *Handler) cost(rule *rule, r *http.Request) int64 {
 	units, ok := rule.Cost.Units(r)
 	if !ok {
-		rule.metrics.CountBadCost()
-		if !rule.badCost.Swap(true) {
-			h.logger.Warn("a cost is not a whole number of at least 0 and counts as 1; this is logged once", zap.String("zone", rule.Zone))
-		}
+		h.badCost(rule, "a cost is not a whole number of at least 0 and counts as 1; this is logged once")
 	}
 	return units
+}
+
+func (h *Handler) badCost(rule *rule, warning string) {
+	rule.metrics.CountBadCost()
+	if !rule.badCost.Swap(true) {
+		h.logger.Warn(warning, zap.String("zone", rule.Zone))
+	}
 }
 
 // tell writes the response fields of the enforced rules that applied.
@@ -279,7 +305,7 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 		}
 		for i := range a.plan.Limits {
 			told := fields.Applied{Policy: a.plan.policy + i}
-			if o := a.outcome(i); o.Asked() {
+			if o := a.told(i); o.Asked() {
 				told.Outcome = o
 			}
 			q.applied = append(q.applied, told)
@@ -297,15 +323,9 @@ func (h *Handler) count(q *question, took time.Duration) {
 	for _, a := range q.asked {
 		limit, refused := a.refusedBy()
 		refused = refused || a.denied
-		switch {
-		case a.enforced && !refused:
-			a.metrics.Count(telemetry.Passed, took)
-		case a.enforced:
-			a.metrics.Count(telemetry.Refused, took)
-		case !refused:
-			a.metrics.Count(telemetry.PassedDryRun, took)
-		default:
-			a.metrics.Count(telemetry.RefusedDryRun, took)
+		result := resultOf(!refused, a.delay(), a.enforced)
+		a.metrics.Count(result, took)
+		if result == telemetry.RefusedDryRun {
 			h.report(q, a, a.outcome(limit).Retry)
 		}
 	}
@@ -313,10 +333,18 @@ func (h *Handler) count(q *question, took time.Duration) {
 
 // refuse answers the client, with the wait of the rule's limit that binds.
 func (h *Handler) refuse(w http.ResponseWriter, q *question, by asked, limit int) error {
-	wait, policy := h.jitter(by.outcome(limit).Retry), by.plan.Names[limit]
-	q.record.refusal = &refusal{zone: by.rule.Zone, policy: policy, wait: wait}
+	wait := by.outcome(limit).Retry
+	if wait == algorithms.Unknown && by.rule.RetryAfter > 0 {
+		wait = by.rule.RetryAfter
+	}
+	wait = h.jitter(wait)
+	q.record.refusal = &refusal{zone: by.rule.Zone, policy: by.plan.Names[max(limit, 0)], wait: wait}
 	h.report(q, by, wait)
-	return h.answer(w, q, wait, h.settings.Status, "rate limit exceeded", q.fields.Problem(q.applied))
+	reason, problem := "rate limit exceeded", q.fields.Problem
+	if by.banned() {
+		reason, problem = "banned for exceeding a rate limit", q.fields.AbnormalUsage
+	}
+	return h.answer(w, q, wait, h.settings.Status, reason, problem(q.applied))
 }
 
 // storeBack is when a client may expect the shared store to be back: it is looked for more often than that.
@@ -340,16 +368,16 @@ func (h *Handler) answer(w http.ResponseWriter, q *question, wait time.Duration,
 	return err
 }
 
-// jitter lengthens a wait by a random share, so that the refused do not all return at once. Never stays never.
+// jitter lengthens a wait by a random share, so that the refused do not all return at once. What is no number stays so.
 func (h *Handler) jitter(wait time.Duration) time.Duration {
-	if h.settings.Jitter == 0 || wait == algorithms.Never {
+	if h.settings.Jitter == 0 || wait == algorithms.Never || wait < 0 {
 		return wait
 	}
 	return wait + time.Duration(rand.Float64()*h.settings.Jitter*float64(wait))
 }
 
 func (h *Handler) report(q *question, a asked, wait time.Duration) {
-	key := a.charge(0).Key
+	key := a.key
 	if h.settings.LogKey {
 		key = strings.Clone(key) // subscribers may keep it
 	}

@@ -5,6 +5,7 @@ package sluice
 
 import (
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/fields"
+	"github.com/caddy-sluice/sluice/leaky"
 	"github.com/caddy-sluice/sluice/telemetry"
 )
 
@@ -35,6 +37,8 @@ type question struct {
 type batch struct {
 	charges  []algorithms.Charge
 	outcomes []algorithms.Outcome
+	queued   bool        // a charge may be told to wait
+	wait     *leaky.Wait // its place in the room
 }
 
 // asked is a rule that applies, and where its limits' charges are.
@@ -44,10 +48,13 @@ type asked struct {
 	metrics *telemetry.Zone
 	batch   *batch
 	first   int
+	key     string // valid until release
 	// again: another rule of the zone was asked before, and told the client what is left.
 	again bool
 	// enforced: it may refuse the request; else it is a dry run.
 	enforced bool
+	// asksBan: the charge before the first asks whether the key is banned.
+	asksBan bool
 	// denied: the shared store failed, and the rule refuses what it cannot count.
 	denied bool
 }
@@ -84,12 +91,13 @@ func (q *question) release() {
 
 func (b *batch) reset() {
 	clear(b.charges)
-	b.charges, b.outcomes = b.charges[:0], b.outcomes[:0]
+	b.charges, b.outcomes, b.queued, b.wait = b.charges[:0], b.outcomes[:0], false, nil
 }
 
 func (b *batch) add(c algorithms.Charge) {
 	b.charges = append(b.charges, c)
 	b.outcomes = append(b.outcomes, algorithms.Outcome{})
+	b.queued = b.queued || c.Limit.Queue > 0
 }
 
 // refused reports whether the batch was refused, so that nothing was taken.
@@ -111,26 +119,56 @@ func (q *question) key(r *rule) (key string, ok bool, err error) {
 	return unsafe.String(unsafe.SliceData(b), len(b)), ok, err
 }
 
-// charge adds the charges of a rule, one for each of its limits.
-func (q *question) charge(r *rule, key string, cost int64) {
+// charge adds the charges of a rule, one for each of the plan's limits, behind one that asks for a ban.
+func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 	b := &q.local
-	if r.shared {
+	if r.redis != nil {
 		b = &q.shared
 	}
 	a := asked{
-		rule: r, plan: r.plans[r.PlanOf(q.r)], metrics: r.metrics, batch: b, first: len(b.charges), enforced: r.Enforces(key),
+		rule: r, plan: p, metrics: r.metrics, batch: b, key: key, enforced: r.Enforces(key),
 		again: r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
 	}
+	if a.asksBan = r.Ban != nil && a.enforced; a.asksBan {
+		b.add(algorithms.Ask(r.Ban.Bans, key))
+	}
+	a.first = len(b.charges)
 	q.asked = append(q.asked, a)
-	for _, limit := range a.plan.Limits {
-		b.add(algorithms.Charge{
-			Key: key, Limit: limit, Cost: cost, DryRun: !a.enforced, Held: q.record.held(a, limit, key, cost) + r.ahead.Load(),
-		})
+	for _, limit := range p.Limits {
+		c := algorithms.Charge{Key: key, Limit: limit, Cost: cost, DryRun: !a.enforced}
+		if limit.Algorithm == algorithms.Concurrency {
+			c.Cost = 1
+		} else {
+			c.Held = q.record.held(&a, limit, cost) + r.ahead.Load()
+		}
+		b.add(c)
 	}
 }
 
-// refusedBy returns which of the rule's limits refused, the one with the longest wait.
+// banned reports whether the rule refuses because the key is banned.
+func (a asked) banned() bool { return a.asksBan && !a.outcome(ban).OK }
+
+// told is what a client is told of a limit: while it is banned that.
+func (a asked) told(limit int) *algorithms.Outcome {
+	if a.banned() {
+		limit = ban
+	}
+	return a.outcome(limit)
+}
+
+// delay is how long the rule holds the request.
+func (a asked) delay() (longest time.Duration) {
+	for i := range a.plan.Limits {
+		longest = max(longest, a.outcome(i).Delay)
+	}
+	return longest
+}
+
+// refusedBy returns which of the rule's limits refused, the one with the longest wait, or that it is a ban.
 func (a asked) refusedBy() (limit int, refused bool) {
+	if a.banned() {
+		return ban, true
+	}
 	for i := range a.plan.Limits {
 		if o := a.outcome(i); !o.OK && (!refused || o.Retry > a.outcome(limit).Retry) {
 			limit, refused = i, true
@@ -163,10 +201,10 @@ func (q *question) openRecord() {
 func (q *question) remember(passed bool) {
 	for _, a := range q.asked {
 		for i, limit := range a.plan.Limits {
-			answer := answer{rule: a.rule, limit: limit, outcome: *a.outcome(i), enforced: a.enforced}
+			answer := answer{rule: a.rule, limit: limit, outcome: *a.told(i), enforced: a.enforced}
 			if passed && answer.outcome.OK && a.rule.zone.severalRules() {
 				c := a.charge(i)
-				answer.taken = &taken{key: strings.Clone(c.Key), units: c.Cost}
+				answer.taken = &taken{key: strings.Clone(a.key), units: c.Cost}
 			}
 			q.record.answers = append(q.record.answers, answer)
 		}
@@ -234,13 +272,13 @@ func (rec *record) knows(r *rule) bool {
 
 // held is what the request has already taken from the counter of the rule's limit under other rules. Those learn
 // what is still to come behind them.
-func (rec *record) held(by asked, limit *algorithms.Limit, key string, cost int64) (units int64) {
+func (rec *record) held(by *asked, limit *algorithms.Limit, cost int64) (units int64) {
 	if rec == nil || !by.rule.zone.severalRules() {
 		return 0
 	}
 	for i := len(rec.answers) - 1; i >= 0; i-- {
 		a := &rec.answers[i]
-		if a.taken == nil || a.limit.Space != limit.Space || a.taken.key != key {
+		if a.taken == nil || a.limit.Space != limit.Space || a.taken.key != by.key {
 			continue
 		}
 		if ahead := cost + units; by.enforced && !by.rule.Cost.Dynamic() && ahead > a.rule.ahead.Load() {
@@ -281,7 +319,7 @@ func (f *refusal) placeholder(what string) (any, bool) {
 	case "policy":
 		return f.policy, true
 	case "retry_after":
-		if f.wait == algorithms.Never {
+		if f.wait == algorithms.Never || f.wait == algorithms.Unknown {
 			return "", true
 		}
 		return fields.RetryAfter(f.wait), true
@@ -313,24 +351,34 @@ func (a *answer) placeholder(what string) any {
 	case "remaining":
 		return a.outcome.Remaining
 	case "reset":
-		if a.outcome.Next == algorithms.Never {
+		switch a.outcome.Next {
+		case algorithms.Never:
 			return 0
+		case algorithms.Unknown:
+			return ""
 		}
 		return fields.RetryAfter(a.outcome.Next)
+	case "delay":
+		return strconv.FormatFloat(a.outcome.Delay.Seconds(), 'f', -1, 64)
 	case "status":
-		return a.result().String()
+		return resultOf(a.outcome.OK, a.outcome.Delay, a.enforced).String()
 	}
 	return ""
 }
 
-func (a *answer) result() telemetry.Result {
+// resultOf is what becomes of a request in a rule, or would if the rule were enforced.
+func resultOf(ok bool, delay time.Duration, enforced bool) telemetry.Result {
 	switch {
-	case a.outcome.OK && a.enforced:
-		return telemetry.Passed
-	case a.outcome.OK:
-		return telemetry.PassedDryRun
-	case !a.enforced:
+	case !ok && enforced:
+		return telemetry.Refused
+	case !ok:
 		return telemetry.RefusedDryRun
+	case delay > 0 && enforced:
+		return telemetry.Delayed
+	case delay > 0:
+		return telemetry.DelayedDryRun
+	case enforced:
+		return telemetry.Passed
 	}
-	return telemetry.Refused
+	return telemetry.PassedDryRun
 }

@@ -113,6 +113,7 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 				storeMetrics.Failure(string(failure.Kind))
 			}
 		}
+		options.OnUnsettled = storeMetrics.Unsettled
 		var err error
 		if s.Store, err = redisstore.New(options); err != nil {
 			return nil, err

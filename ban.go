@@ -1,0 +1,82 @@
+package sluice
+
+// Bans: what a client earns that is refused too often, or fails too often where failures count.
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/telemetry"
+)
+
+// ban is the index of a rule's ban among the charges of an asked rule: it stands before its limits.
+const ban = -1
+
+// punishRefusals counts the refusals of the question's rules, and shows the bans that they earn as if they had been there.
+func (h *Handler) punishRefusals(q *question) {
+	for i := range q.asked {
+		a := &q.asked[i]
+		if !a.asksBan || a.banned() {
+			continue
+		}
+		if _, refused := a.refusedBy(); !refused {
+			continue
+		}
+		if rest := h.punish(q.r, a.rule, a.key, a.batch == &q.shared); rest > 0 {
+			*a.outcome(ban) = algorithms.Outcome{Retry: rest, Next: rest}
+		}
+	}
+}
+
+// punish counts a strike against the key, and bans it if it was the last one that it had. It returns how long the ban lasts,
+// 0 if there is none.
+func (h *Handler) punish(r *http.Request, rule *rule, key string, shared bool) time.Duration {
+	var out [1]algorithms.Outcome
+	strike := [1]algorithms.Charge{{Key: key, Limit: rule.Ban.Strikes, Cost: 1}}
+	_ = local.Apply(context.Background(), strike[:], out[:]) // this process cannot fail
+	if !out[0].OK || out[0].Remaining > 0 {
+		return 0
+	}
+	rule.zone.strikes.Forget(key) // the ban is for these; the next one needs new ones
+	var step int
+	var rest time.Duration
+	err := error(nil)
+	if shared {
+		step, rest, err = banish(rule.redis, rule.Ban, key)
+	}
+	if !shared || err != nil { // then at least here
+		step, rest, _ = banish(local, rule.Ban, key)
+	}
+	if step >= 0 {
+		rule.metrics.CountBan()
+		h.reporter.Banned(r, telemetry.Ban{Zone: rule.Zone, Key: key, Text: caddyfile.Text, Duration: rest, Step: step + 1})
+	}
+	return rest
+}
+
+// banish bans a key, for longer the more bans it had of late, and returns which of the durations that is and how long it lasts.
+// Who is banned already, by another instance at this moment, stays so for the rest of that ban; the step is then −1.
+func banish(store algorithms.Store, b *caddyfile.Ban, key string) (step int, rest time.Duration, err error) {
+	var out [2]algorithms.Outcome
+	apply := func(c algorithms.Charge) bool {
+		charges := [2]algorithms.Charge{algorithms.Ask(b.Bans, key), c}
+		err = store.Apply(context.Background(), charges[:], out[:])
+		return err == nil && out[0].OK
+	}
+	if b.Ladder != nil {
+		if !apply(algorithms.Charge{Key: key, Limit: b.Ladder, Cost: 1, Force: true}) {
+			return -1, out[0].Retry, err
+		}
+		step = min(len(b.Durations)-1, int(b.Ladder.Quota-1-out[1].Remaining))
+	}
+	if !apply(algorithms.Banish(b.Bans, key, b.Durations[step])) {
+		return -1, out[0].Retry, err
+	}
+	// Asked once more, the shared store's memory of refusals knows the ban, so that the client costs no trip to Redis.
+	ask := [1]algorithms.Charge{algorithms.Ask(b.Bans, key)}
+	_ = store.Apply(context.Background(), ask[:], out[:])
+	return step, b.Durations[step], nil
+}
