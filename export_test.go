@@ -3,15 +3,17 @@ package sluice
 import (
 	"time"
 
+	"github.com/caddy-sluice/sluice/leaky"
 	"github.com/caddy-sluice/sluice/memstore"
 )
 
 // UseClock gives configs that are loaded from now on counters of their own, which read the given clock (µs). Tests
 // of hours then take no time. restore goes back to the counters of the process.
 func UseClock(now func() int64) (restore func()) {
-	before := local
+	before, roomBefore := local, room
 	local = memstore.New(memstore.WithClock(now))
-	return func() { local = before }
+	room = leaky.NewRoom(local)
+	return func() { local, room = before, roomBefore }
 }
 
 // RemindEvery makes stores that are started from now on remind at that interval.
