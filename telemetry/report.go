@@ -88,14 +88,11 @@ func (t *Reporter) Refused(r *http.Request, f Refusal) {
 		t.log(r, &f)
 	}
 	if !f.DryRun && t.events.ShouldEmit(exceededEvent) {
-		data := map[string]any{"zone": f.Zone, "remote_ip": remoteIP(r)}
-		if f.Wait != algorithms.Unknown {
+		data := map[string]any{}
+		if f.Wait != algorithms.Unknown { // but Never is a wait: caddy-ratelimit's subscribers expect one
 			data["wait"] = f.Wait
 		}
-		if t.logKey {
-			data["key"] = readable(f.Key, f.Text)
-		}
-		t.events.Emit(t.ctx, exceededEvent, data)
+		t.emit(r, exceededEvent, f.Zone, f.Key, f.Text, data)
 	}
 }
 
@@ -110,11 +107,7 @@ func (t *Reporter) Banned(r *http.Request, b Ban) {
 		}
 	}
 	if t.events.ShouldEmit(bannedEvent) {
-		data := map[string]any{"zone": b.Zone, "duration": b.Duration, "step": b.Step, "remote_ip": remoteIP(r)}
-		if t.logKey {
-			data["key"] = readable(b.Key, b.Text)
-		}
-		t.events.Emit(t.ctx, bannedEvent, data)
+		t.emit(r, bannedEvent, b.Zone, b.Key, b.Text, map[string]any{"duration": b.Duration, "step": b.Step})
 	}
 }
 
@@ -153,6 +146,15 @@ func (t *Reporter) line(r *http.Request, zone, key string, text func(string) str
 		line = append(line, zap.String("key", readable(key, text)))
 	}
 	return line
+}
+
+// emit adds to the data of an event what every event tells of a client.
+func (t *Reporter) emit(r *http.Request, name, zone, key string, text func(string) string, data map[string]any) {
+	data["zone"], data["remote_ip"] = zone, remoteIP(r)
+	if t.logKey {
+		data["key"] = readable(key, text)
+	}
+	t.events.Emit(t.ctx, name, data)
 }
 
 // clientIP is the client's address as the server's trusted_proxies tell it.
