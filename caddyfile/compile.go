@@ -414,21 +414,21 @@ func (k *compiler) integer(n Number, least, most int64) (value int64, known bool
 	return value, true, nil
 }
 
-// wireNames names each limit for clients, and refuses names that would be the same for two.
+// wireNames refuses names that clients would see for two limits.
 func (k *compiler) wireNames() error {
-	taken := map[string]string{}
+	taken := map[string]*Rule{}
 	for _, rule := range k.rules.Rules {
-		for _, plan := range rule.Plans {
-			plan.name(rule.Zone)
-			for i, name := range plan.Names {
-				if other, ok := taken[name]; ok {
-					err := fmt.Errorf("clients would see two limits called %q (the other is in zone %s); want another zone name", name, other)
-					if other == rule.Zone {
-						err = fmt.Errorf("two limits over %s; want one limit for each window", shortWindow(plan.Limits[i].Window))
-					}
-					return &fieldError{zone: rule.Zone, place: rule.Place, field: "limit", index: i, err: err}
-				}
-				taken[name] = rule.Zone
+		for name := range rule.AllNames() {
+			other := taken[name]
+			taken[name] = rule
+			switch other {
+			case nil:
+			case rule:
+				return &fieldError{zone: rule.Zone, place: rule.Place, field: "tier", index: -1,
+					err: fmt.Errorf("clients would see two limits called %q, of two tiers; want another value for one of them", name)}
+			default:
+				return &fieldError{zone: rule.Zone, place: rule.Place, index: -1,
+					err: fmt.Errorf("clients would see two limits called %q (the other is in zone %s); want another zone name", name, other.Zone)}
 			}
 		}
 	}

@@ -21,7 +21,8 @@ type Config struct {
 	// them refuses takes nothing from the others.
 	//
 	// A name may hold letters, digits, `_`, `.` and `-`. Handlers that use the same name share its counters and must
-	// agree on its algorithm, limits, burst, max_keys, store and on_store_error. Counters survive config reloads.
+	// agree on its algorithm, limits, burst, queue, concurrency, tiers, max_keys, store and on_store_error. Counters
+	// survive config reloads.
 	Zones map[string]*Zone `json:"rate_limits,omitempty"`
 
 	// The names of all zones in the order in which they are listed to clients and in which ties are broken.
@@ -124,22 +125,43 @@ type Zone struct {
 	KeyFallback Texts `json:"key_fallback,omitempty"`
 
 	// How much: `quota/window`, such as `100/1m`, `10/s`, `5/15m`, `10r/s`. Several limits all hold.
-	// A quota of 0 refuses everything. Instead of max_events and window.
+	// A quota of 0 refuses everything. Instead of max_events and window, or of tier.
 	Limit Texts `json:"limit,omitempty"`
 
 	// How requests are counted: `sliding_log` (exact; memory grows with the quota in use), `sliding_window` (two counters;
 	// at most 2·quota−1 within a window, quota−1 per window under saturation), `fixed_window` (up to 2·quota around the
 	// edge of a window), `token_bucket` (lets a burst through, then a steady rate), `leaky_bucket` (a steady rate).
-	// Default: sliding_log for quotas up to 10 and for max_events, else sliding_window.
+	// Default: sliding_log for quotas up to 10 and for max_events, leaky_bucket beside queue, else sliding_window. Where
+	// several tiers have a window, the largest quota over it chooses the default for all of them.
 	Algorithm string `json:"algorithm,omitempty"`
 
 	// For token_bucket: how many units may be taken at once from idle, 1 or more; default: the quota. For leaky_bucket:
 	// how many above the one in service, 0 or more; default 0.
 	Burst Number `json:"burst,omitempty"`
 
+	// For leaky_bucket: lets requests over the rate wait for their turn instead of refusing them. Instead of burst.
+	Queue *Queue `json:"queue,omitempty"`
+
+	// How many requests of a key may be in flight at once. Beside a limit, or alone.
+	Concurrency *Concurrency `json:"concurrency,omitempty"`
+
 	// How many units a request takes: a number from 1 up to what the zone admits at once, or one placeholder. A placeholder
 	// whose value is negative or not a whole number counts as 1. Default: 1.
 	Cost Number `json:"cost,omitempty"`
+
+	// For token_bucket: one placeholder that says after the response how many units the request cost in all, such as
+	// `{http.response.header.X-Tokens-Used}`. cost is then what is reserved before. A value that is missing or negative
+	// leaves it at the reservation.
+	Charge string `json:"charge,omitempty"`
+
+	// Which responses count; the others give back what their request took. Default: all.
+	Count *Statuses `json:"count,omitempty"`
+
+	// Limits by plan, instead of limit.
+	Tier *Tiers `json:"tier,omitempty"`
+
+	// What a key earns that is refused too often, or whose counted failures are refused too often.
+	Ban *Penalty `json:"ban,omitempty"`
 
 	// How many units per window, in the spelling of caddy-ratelimit; 0 refuses everything. Such a zone counts exactly
 	// (sliding_log), and without a key it is one counter for all clients.
@@ -168,8 +190,75 @@ type Zone struct {
 	// Decide, count and report, but never refuse.
 	DryRun bool `json:"dry_run,omitempty"`
 
+	// Which share of the keys is refused, such as `10%`, `10` or `0.5%`; for the others the zone is as in a dry run.
+	// The keys are the same on every instance, and a larger share keeps those of a smaller one. Default: 100%.
+	Enforce Number `json:"enforce,omitempty"`
+
 	// Where the zone is written, such as `Caddyfile:12`; the Caddyfile adapter fills it in. It only appears in messages.
 	Place string `json:"place,omitempty"`
+}
+
+// Queue is where requests over the rate wait for their turn.
+type Queue struct {
+	// How many may be above the one in service, 1 or more.
+	Size Number `json:"size,omitempty"`
+	// How many of those are served at once; the others wait. It is less than size. Default: 0.
+	Delay Number `json:"delay,omitempty"`
+	// The longest wait; what would wait longer is refused. Default: as long as the queue takes.
+	MaxWait caddy.Duration `json:"max_wait,omitempty"`
+}
+
+// Concurrency limits the requests in flight.
+type Concurrency struct {
+	// How many of a key at once; 0 refuses everything.
+	Max Number `json:"max,omitempty"`
+	// In Redis: after which time an instance that died frees its requests, 1s to 24h. Requests that live hold on to their
+	// places however long they take. Default: 30s.
+	Lease caddy.Duration `json:"lease,omitempty"`
+	// The Retry-After of what is refused, 1s to 24h. Default: none, since nobody knows when another request ends.
+	RetryAfter caddy.Duration `json:"retry_after,omitempty"`
+}
+
+// Statuses says which responses count, in one of two ways: codes from 100 to 599, or classes such as `4xx`.
+type Statuses struct {
+	// Only these count.
+	Status Texts `json:"status,omitempty"`
+	// All but these count.
+	NotStatus Texts `json:"not_status,omitempty"`
+}
+
+// Tiers are limits by plan. A client whose plan changes keeps its usage in windows that both plans have.
+type Tiers struct {
+	// The placeholder that names the plan, such as `{http.auth.user.plan}`.
+	By string `json:"by,omitempty"`
+	// The plans in the order in which they are listed.
+	Values []TierValue `json:"values,omitempty"`
+	// What holds for all other values, and for none.
+	Default *Tier `json:"default,omitempty"`
+}
+
+// TierValue is the plan of one value.
+type TierValue struct {
+	// The value of the placeholder, to the letter. Letters, digits, `_`, `.` and `-`: it is a part of the policy's name.
+	Value string `json:"value,omitempty"`
+	Tier
+}
+
+// Tier is what the clients of one plan may have.
+type Tier struct {
+	// How much, as in the zone's limit.
+	Limit Texts `json:"limit,omitempty"`
+	// As much as they want. Instead of limit.
+	Unlimited bool `json:"unlimited,omitempty"`
+}
+
+// Penalty is a ban.
+type Penalty struct {
+	// How long the first ban lasts, and those that follow it within twice the longest: 1s to 365d, none shorter than the one
+	// before. The last one holds for all further.
+	Durations []caddy.Duration `json:"durations,omitempty"`
+	// How many refusals earn a ban: a number from 1 to 10000 and a window, such as `5/10m`.
+	After string `json:"after,omitempty"`
 }
 
 // Distributed holds the fields that caddy-ratelimit knows, so that they are read strictly; see [Config.Distributed].

@@ -4,8 +4,12 @@ package caddyfile
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"math"
 	"net/http"
+
+	"github.com/caddy-sluice/sluice/algorithms"
 )
 
 // Cost is how many units a request takes: a fixed number, or read from the request.
@@ -53,4 +57,62 @@ func (c *Cost) Value(r *http.Request) (units int64, written, ok bool) {
 		units = units*10 + int64(c-'0')
 	}
 	return units, true, true
+}
+
+// cost compiles the cost, and refuses a fixed one that can never pass.
+func (z *zoneCompiler) cost() error {
+	z.out.Cost.fixed = 1
+	text := string(z.z.Cost)
+	if text == "" {
+		return nil
+	}
+	if err := checkBraces(text); err != nil {
+		return z.fail("cost", -1, fmt.Errorf("%q: %w", text, err))
+	}
+	placeholder, err := z.placeholder("cost", text)
+	if err != nil {
+		return err
+	}
+	if placeholder != nil {
+		z.out.Cost = Cost{text: placeholder}
+		return nil
+	}
+	cost, known, err := z.integer(z.z.Cost, 1, algorithms.MaxExact)
+	if err != nil {
+		return z.fail("cost", -1, fmt.Errorf("%w, or one placeholder", err))
+	}
+	z.out.Cost.fixed = cost
+	if !known || z.pending {
+		return nil
+	}
+	for _, plan := range z.out.Plans {
+		for i, l := range plan.Limits {
+			if l.Algorithm != algorithms.Concurrency && l.Quota > 0 && cost > l.Capacity {
+				return z.fail("cost", -1, fmt.Errorf("%d can never pass, the limit %s admits at most %d at once; want 1 to %d",
+					cost, plan.Names[i], l.Capacity, l.Capacity))
+			}
+		}
+	}
+	return nil
+}
+
+// charge compiles the cost that is known after the response.
+func (z *zoneCompiler) charge() error {
+	text := z.z.Charge
+	if text == "" {
+		return nil
+	}
+	if z.z.Algorithm != algorithms.TokenBucket.String() {
+		return z.fail("charge", -1, errors.New("only a token_bucket can carry a debt, so that the average holds whatever a response costs; "+
+			"want algorithm token_bucket beside it"))
+	}
+	placeholder, err := z.placeholder("charge", text)
+	if err != nil {
+		return err
+	}
+	if placeholder == nil {
+		return z.fail("charge", -1, fmt.Errorf("%q; want one placeholder with a value after the response, such as {http.response.header.X-Tokens-Used}", text))
+	}
+	z.out.Charge = &Cost{text: placeholder}
+	return nil
 }

@@ -213,7 +213,10 @@ func load(t *testing.T, raw json.RawMessage, redis bool) string {
 func describe(rules *Rules) string {
 	var out strings.Builder
 	for _, r := range rules.Rules {
-		fmt.Fprintf(&out, "rule %s: %s; names %v", r.Zone, r.Settings(), r.Plans[0].Names)
+		fmt.Fprintf(&out, "rule %s: %s; names", r.Zone, r.Settings())
+		for _, plan := range r.Plans {
+			fmt.Fprintf(&out, " %v", plan.Names)
+		}
 		fmt.Fprintf(&out, "; key %s", describeKey(r.Key))
 		if r.Fallback == nil {
 			out.WriteString("; no fallback")
@@ -229,9 +232,7 @@ func describe(rules *Rules) string {
 		case r.Cost.fixed != 1:
 			fmt.Fprintf(&out, "; cost %d", r.Cost.fixed)
 		}
-		if r.DryRun {
-			out.WriteString("; dry run")
-		}
+		describeRest(&out, r)
 		out.WriteString("\n")
 	}
 	fmt.Fprintf(&out, "handler: fields %+v, status %d, response %s, jitter %g, log key %t, sweep %v, no metrics %t\n",
@@ -242,29 +243,71 @@ func describe(rules *Rules) string {
 	return out.String()
 }
 
+// describeRest describes what few rules have.
+func describeRest(out *strings.Builder, r *Rule) {
+	if r.Charge != nil {
+		fmt.Fprintf(out, "; charge %s", describePart(r.Charge.text))
+	}
+	if r.tier != nil {
+		fmt.Fprintf(out, "; tier %s", describePart(r.tier))
+	}
+	if r.Count != nil {
+		out.WriteString("; count")
+		for status := 0; status < 1000; status++ {
+			first := status
+			for status < 1000 && r.Count.Counts(status) {
+				status++
+			}
+			if status > first {
+				fmt.Fprintf(out, " %d-%d", first, status-1)
+			}
+		}
+	}
+	if b := r.Ban; b != nil {
+		fmt.Fprintf(out, "; ban %v after %d/%v in %q", b.Durations, b.Strikes.Quota, b.Strikes.Window, b.Strikes.Space.Zone)
+		if b.Ladder != nil {
+			fmt.Fprintf(out, ", ladder %d/%v in %q", b.Ladder.Quota, b.Ladder.Window, b.Ladder.Space.Zone)
+		}
+		fmt.Fprintf(out, ", bans in %q, max_keys %d", b.Bans.Space.Zone, b.Bans.MaxKeys)
+	}
+	if r.RetryAfter > 0 {
+		fmt.Fprintf(out, "; retry after %v", r.RetryAfter)
+	}
+	if r.share != nil {
+		fmt.Fprintf(out, "; enforced for %.4f", float64(r.share.below)/(1<<64))
+	}
+	if r.DryRun {
+		out.WriteString("; dry run")
+	}
+}
+
 var kindNames = [...]string{
 	"text", "constant", "client address", "remote host", "remote port", "remote", "header", "query", "cookie", "path", "uri", "host", "method", "var", "placeholder",
 }
 
 func describeKey(k *Key) string {
 	var parts []string
-	for _, p := range k.parts {
-		var atoms []string
-		for _, a := range p.atoms {
-			s := kindNames[a.kind]
-			if a.name != "" {
-				s += " " + a.name
-			}
-			if a.mask != (mask{}) {
-				s += fmt.Sprintf(" /%d,%d", a.mask.v4, a.mask.v6)
-			}
-			atoms = append(atoms, s)
-		}
-		s := strings.Join(atoms, " + ")
-		if p.group {
-			s += fmt.Sprintf(" (an address: /%d,%d)", p.mask.v4, p.mask.v6)
-		}
-		parts = append(parts, "<"+s+">")
+	for i := range k.parts {
+		parts = append(parts, describePart(&k.parts[i]))
 	}
 	return strings.Join(parts, " ")
+}
+
+func describePart(p *part) string {
+	var atoms []string
+	for _, a := range p.atoms {
+		s := kindNames[a.kind]
+		if a.name != "" {
+			s += " " + a.name
+		}
+		if a.mask != (mask{}) {
+			s += fmt.Sprintf(" /%d,%d", a.mask.v4, a.mask.v6)
+		}
+		atoms = append(atoms, s)
+	}
+	s := strings.Join(atoms, " + ")
+	if p.group {
+		s += fmt.Sprintf(" (an address: /%d,%d)", p.mask.v4, p.mask.v6)
+	}
+	return "<" + s + ">"
 }

@@ -102,21 +102,27 @@ func longName(name string) string {
 	return name
 }
 
-// check refuses names that have no value for sure, and warns of those that may have none.
-func (z *zoneCompiler) check(name, full string) error {
+// check refuses names that have no value for sure, and warns of those that may have none where that matters.
+func (z *zoneCompiler) check(field, name, full string) error {
 	if rest, ok := strings.CutPrefix(full, "http.request."); ok {
-		if strings.HasPrefix(rest, bodyVars) {
+		switch {
+		case strings.HasPrefix(rest, bodyVars) && isKey(field):
 			z.warn("{%s} is empty unless the requestbodyvar plugin is there; an empty key falls back to the client address", name)
 			return nil
-		}
-		if !knownRequestName(rest) {
+		case strings.HasPrefix(rest, bodyVars):
+			z.warn("{%s} is empty unless the requestbodyvar plugin is there", name)
+			return nil
+		case !knownRequestName(rest):
 			return unknownPlaceholder(name)
 		}
-		z.warnUseless(name, full)
+		z.warnUseless(field, name, full)
 		return nil
 	}
 	if hasAnyPrefix(full, namespaces...) || full == "http.shutting_down" || full == "http.time_until_shutdown" {
-		z.warnUseless(name, full)
+		if strings.HasPrefix(full, "http.response.") && (field == tierBy || z.z.Charge != "" && field != "charge") {
+			return fmt.Errorf("{%s} has no value yet, since this is decided before there is a response; want what the request says", name)
+		}
+		z.warnUseless(field, name, full)
 		return nil
 	}
 	switch {
@@ -127,21 +133,30 @@ func (z *zoneCompiler) check(name, full string) error {
 	case !strings.Contains(name, "."):
 		return unknownPlaceholder(name)
 	}
-	z.warn("placeholder {%s} is not one of Caddy's; if no plugin or map sets it, it is empty, and then counts as if it were not there "+
-		"(an empty key falls back to the client address)", name)
+	if isKey(field) {
+		z.warn("placeholder {%s} is not one of Caddy's; if no plugin or map sets it, it is empty, and then counts as if it were not there "+
+			"(an empty key falls back to the client address)", name)
+	}
 	return nil
 }
 
+// isKey tells keys from what is read for another purpose: a cost, a charge, a tier.
+func isKey(field string) bool { return field == "key" || field == "key_fallback" }
+
 // warnUseless warns of placeholders that exist and yet make no sense here.
-func (z *zoneCompiler) warnUseless(name, full string) {
+func (z *zoneCompiler) warnUseless(field, name, full string) {
+	late := field == "charge" // read after the response, when all handlers have run
 	switch {
-	case strings.HasPrefix(full, "http.auth."):
+	case strings.HasPrefix(full, "http.auth.") && !late:
 		z.warn("{%s} is empty unless an auth handler runs before rate_limit, which by default none does; a route block or the order option changes that", name)
-	case hasAnyPrefix(full, "http.response.", "http.reverse_proxy.", "http.intercept."):
+	case hasAnyPrefix(full, "http.response.", "http.reverse_proxy.", "http.intercept.") && !late:
 		z.warn("{%s} is empty when rate_limit runs, which is before there is a response", name)
 	case full == "http.request.header.Host":
 		z.warn("{%s} is always empty in Go servers; use {host}", name)
-	case slices.Contains(uniqueNames, full):
+	case hasAnyPrefix(full, "http.request.header.", "http.request.uri.query.", "http.request.cookie.") && !isKey(field):
+		z.warn("%s reads {%s}, which a client can forge unless a handler that runs before rate_limit sets it, which by default none does; "+
+			"a route block or the order option changes that", word(field), name)
+	case slices.Contains(uniqueNames, full) && isKey(field):
 		z.warn("{%s} differs between requests of one client, so each gets a counter of its own", name)
 	case hasAnyPrefix(full, "http.request.body"):
 		z.warn("{%s} reads the whole request body into memory", name)

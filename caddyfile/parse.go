@@ -62,8 +62,9 @@ type spot struct {
 // The words of the language. Some have another name in JSON.
 var (
 	zoneWords = []string{
-		"match", "exempt", "key", "key_fallback", "limit", "algorithm", "burst", "cost",
-		"events", "window", "ipv4_prefix", "ipv6_prefix", "store", "on_store_error", "dry_run",
+		"match", "exempt", "key", "key_fallback", "limit", "algorithm", "burst", "queue", "concurrency",
+		"cost", "charge", "count", "tier", "ban", "events", "window", "ipv4_prefix", "ipv6_prefix",
+		"store", "on_store_error", "dry_run", "enforce",
 	}
 	handlerWords = []string{
 		"zone", "headers", "status", "response", "jitter", "log_key", "max_keys", "sweep_interval",
@@ -237,8 +238,20 @@ func (p *parser) zoneOption(name string, z *Zone) error {
 		return p.text(name, "algorithm", &z.Algorithm)
 	case "burst":
 		return p.number(name, "burst", &z.Burst)
+	case "queue":
+		return p.queue(name, z)
+	case "concurrency":
+		return p.concurrency(name, z)
 	case "cost":
 		return p.number(name, "cost", &z.Cost)
+	case "charge":
+		return p.charge(name, z)
+	case "count":
+		return p.count(name, z)
+	case "tier":
+		return p.tier(name, z)
+	case "ban":
+		return p.ban(name, z)
 	case "events":
 		return p.number(name, "max_events", &z.MaxEvents)
 	case "window":
@@ -253,6 +266,8 @@ func (p *parser) zoneOption(name string, z *Zone) error {
 		return p.text(name, "on_store_error", &z.OnStoreError)
 	case "dry_run":
 		return p.flag(name, "dry_run", &z.DryRun)
+	case "enforce":
+		return p.number(name, "enforce", &z.Enforce)
 	}
 	if slices.Contains(handlerWords, p.d.Val()) {
 		return p.d.Errf("%s belongs to rate_limit itself; want it outside of the zone block", p.d.Val())
@@ -318,6 +333,148 @@ func (p *parser) limit(zone string, z *Zone) error {
 	return nil
 }
 
+// queue parses
+//
+//	queue <n> [delay <n>] [max_wait <duration>]
+func (p *parser) queue(zone string, z *Zone) error {
+	if err := p.once(zone, "queue"); err != nil {
+		return err
+	}
+	z.Queue = &Queue{}
+	err := p.numberArg(zone, "queue.size", &z.Queue.Size)
+	for err == nil && p.d.NextArg() {
+		switch p.d.Val() {
+		case "delay":
+			err = p.numberArg(zone, "queue.delay", &z.Queue.Delay)
+		case "max_wait":
+			err = p.durationArg(zone, "queue.max_wait", &z.Queue.MaxWait)
+		default:
+			err = p.d.Errf("unexpected %q; want queue <n> [delay <n>] [max_wait <duration>]", p.d.Val())
+		}
+	}
+	return err
+}
+
+// concurrency parses
+//
+//	concurrency <n> [lease <duration>] [retry_after <duration>]
+func (p *parser) concurrency(zone string, z *Zone) error {
+	if err := p.once(zone, "concurrency"); err != nil {
+		return err
+	}
+	z.Concurrency = &Concurrency{}
+	err := p.numberArg(zone, "concurrency.max", &z.Concurrency.Max)
+	for err == nil && p.d.NextArg() {
+		switch p.d.Val() {
+		case "lease":
+			err = p.durationArg(zone, "concurrency.lease", &z.Concurrency.Lease)
+		case "retry_after":
+			err = p.durationArg(zone, "concurrency.retry_after", &z.Concurrency.RetryAfter)
+		default:
+			err = p.d.Errf("unexpected %q; want concurrency <n> [lease <duration>] [retry_after <duration>]", p.d.Val())
+		}
+	}
+	return err
+}
+
+// charge parses
+//
+//	charge <placeholder>
+func (p *parser) charge(zone string, z *Zone) error {
+	if err := p.text(zone, "charge", &z.Charge); err != nil {
+		return err
+	}
+	if z.Charge == "" {
+		return p.d.Errf("charge is empty; want a placeholder such as {http.response.header.X-Tokens-Used}")
+	}
+	return nil
+}
+
+// count parses
+//
+//	count status|not_status <codes...>
+func (p *parser) count(zone string, z *Zone) error {
+	if err := p.once(zone, "count"); err != nil {
+		return err
+	}
+	if !p.d.NextArg() {
+		return p.d.Errf("count has no value; want status or not_status, and codes such as 401 or 4xx")
+	}
+	z.Count = &Statuses{}
+	switch p.d.Val() {
+	case "status":
+		return p.texts(zone, "count.status", (*[]string)(&z.Count.Status))
+	case "not_status":
+		return p.texts(zone, "count.not_status", (*[]string)(&z.Count.NotStatus))
+	}
+	return p.d.Errf("count %q%s; want status or not_status, and codes such as 401 or 4xx",
+		p.d.Val(), didYouMean(p.d.Val(), "status", "not_status"))
+}
+
+// tier parses
+//
+//	tier <placeholder> {
+//		<value> <limit>... | unlimited
+//		default <limit>... | unlimited
+//	}
+func (p *parser) tier(zone string, z *Zone) error {
+	if err := p.once(zone, "tier"); err != nil {
+		return err
+	}
+	z.Tier = &Tiers{}
+	if err := p.text(zone, "tier.by", &z.Tier.By); err != nil {
+		return err
+	}
+	for nesting := p.d.Nesting(); p.d.NextBlock(nesting); {
+		field, tier := "tier.default", &Tier{}
+		if p.d.Val() == "default" {
+			if first, ok := p.written[spot{zone, field, -1}]; ok {
+				return p.d.Errf("default is written twice, first at %s; want it once", placeOf(first))
+			}
+			z.Tier.Default = tier
+		} else {
+			z.Tier.Values = append(z.Tier.Values, TierValue{Value: p.d.Val()})
+			last := len(z.Tier.Values) - 1
+			field, tier = tierField(last), &z.Tier.Values[last].Tier
+		}
+		p.note(zone, field, -1)
+		for p.d.NextArg() {
+			if p.d.Val() == "unlimited" {
+				tier.Unlimited = true
+				continue
+			}
+			p.note(zone, field+".limit", len(tier.Limit))
+			tier.Limit = append(tier.Limit, p.d.Val())
+		}
+	}
+	return nil
+}
+
+// tierField is the path of a tier within its zone.
+func tierField(i int) string { return fmt.Sprintf("tier.values[%d]", i) }
+
+// ban parses
+//
+//	ban <duration>... after <n>/<window>
+func (p *parser) ban(zone string, z *Zone) error {
+	if err := p.once(zone, "ban"); err != nil {
+		return err
+	}
+	z.Ban = &Penalty{}
+	for p.d.NextArg() {
+		if p.d.Val() == "after" {
+			return p.text(zone, "ban.after", &z.Ban.After)
+		}
+		d, err := p.parseDuration("ban", p.d.Val())
+		if err != nil {
+			return err
+		}
+		p.note(zone, "ban.durations", len(z.Ban.Durations))
+		z.Ban.Durations = append(z.Ban.Durations, d)
+	}
+	return p.d.Errf("ban has no after; want ban <duration>... after <n>/<window>, such as ban 1m 10m 1h after 5/10m")
+}
+
 // texts parses a list that is written once.
 func (p *parser) texts(zone, field string, to *[]string) error {
 	if err := p.once(zone, field); err != nil {
@@ -335,6 +492,28 @@ func (p *parser) texts(zone, field string, to *[]string) error {
 
 // text parses one argument that is written once.
 func (p *parser) text(zone, field string, to *string) error {
+	if err := p.arg(zone, field, to); err != nil {
+		return err
+	}
+	return p.end(field)
+}
+
+func (p *parser) number(zone, field string, to *Number) error {
+	if err := p.numberArg(zone, field, to); err != nil {
+		return err
+	}
+	return p.end(field)
+}
+
+func (p *parser) duration(zone, field string, to *caddy.Duration) error {
+	if err := p.durationArg(zone, field, to); err != nil {
+		return err
+	}
+	return p.end(field)
+}
+
+// arg parses the next argument, as a setting that is written once.
+func (p *parser) arg(zone, field string, to *string) error {
 	if err := p.once(zone, field); err != nil {
 		return err
 	}
@@ -343,14 +522,11 @@ func (p *parser) text(zone, field string, to *string) error {
 	}
 	p.note(zone, field, -1)
 	*to = p.d.Val()
-	if p.d.NextArg() {
-		return p.d.Errf("unexpected %q; %s has one value", p.d.Val(), word(field))
-	}
 	return nil
 }
 
-func (p *parser) number(zone, field string, to *Number) error {
-	if err := p.text(zone, field, (*string)(to)); err != nil {
+func (p *parser) numberArg(zone, field string, to *Number) error {
+	if err := p.arg(zone, field, (*string)(to)); err != nil {
 		return err
 	}
 	if *to == "" {
@@ -359,16 +535,28 @@ func (p *parser) number(zone, field string, to *Number) error {
 	return nil
 }
 
-func (p *parser) duration(zone, field string, to *caddy.Duration) error {
+func (p *parser) durationArg(zone, field string, to *caddy.Duration) error {
 	var text string
-	if err := p.text(zone, field, &text); err != nil {
-		return err
+	err := p.arg(zone, field, &text)
+	if err == nil {
+		*to, err = p.parseDuration(field, text)
 	}
+	return err
+}
+
+func (p *parser) parseDuration(field, text string) (caddy.Duration, error) {
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return p.d.Errf("%s %q; want a duration above zero, such as 1m", word(field), text)
+		return 0, p.d.Errf("%s %q; want a duration above zero, such as 1m", word(field), text)
 	}
-	*to = caddy.Duration(d)
+	return caddy.Duration(d), nil
+}
+
+// end refuses further arguments.
+func (p *parser) end(field string) error {
+	if p.d.NextArg() {
+		return p.d.Errf("unexpected %q; %s has one value", p.d.Val(), word(field))
+	}
 	return nil
 }
 
@@ -426,6 +614,11 @@ func word(field string) string {
 		return "events"
 	case "rate_limits":
 		return "rate_limit"
+	case "queue.size", "concurrency.max", "count.status", "count.not_status", "ban.durations":
+		return field[:strings.IndexByte(field, '.')]
+	}
+	if strings.HasPrefix(field, "tier.") {
+		return "tier"
 	}
 	return field[strings.LastIndexByte(field, '.')+1:]
 }

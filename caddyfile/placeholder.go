@@ -96,38 +96,62 @@ func hasAnyPrefix(text string, prefixes ...string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(text, p) })
 }
 
-// key compiles the texts of a key, or of anything else that is read from the request.
+// key compiles the texts of a key.
 func (z *zoneCompiler) key(field string, texts Texts, m mask) (*Key, error) {
 	key := &Key{}
 	for i, text := range texts {
-		if err := checkBraces(text); err != nil {
+		p, err := z.part(field, text, m)
+		if err != nil {
 			return nil, z.fail(field, i, fmt.Errorf("%q: %w", text, err))
 		}
-		p := part{mask: m}
-		hasAddress := false
-		for _, piece := range split(text) {
-			if !piece.placeholder {
-				p.atoms = append(p.atoms, atom{kind: literal, name: piece.text})
-				continue
-			}
-			a, err := z.atom(piece.text, m)
-			if err != nil {
-				return nil, z.fail(field, i, fmt.Errorf("%q: %w", text, err))
-			}
-			key.dynamic = true
+		for _, a := range p.atoms {
+			key.dynamic = key.dynamic || a.kind != literal
 			key.address = key.address || a.kind.isAddress()
-			hasAddress = hasAddress || a.kind.isAddress()
-			p.group = p.group || a.kind.mayHoldAddress()
-			p.atoms = append(p.atoms, a)
 		}
-		p.group = p.group && !hasAddress && (m.v4 < 32 || m.v6 < 128)
-		key.parts = append(key.parts, p)
+		key.parts = append(key.parts, *p)
 	}
 	return key, nil
 }
 
+// part compiles a text that is read from the request.
+func (z *zoneCompiler) part(field, text string, m mask) (*part, error) {
+	if err := checkBraces(text); err != nil {
+		return nil, err
+	}
+	p := &part{mask: m}
+	hasAddress := false
+	for _, piece := range split(text) {
+		if !piece.placeholder {
+			p.atoms = append(p.atoms, atom{kind: literal, name: piece.text})
+			continue
+		}
+		a, err := z.atom(field, piece.text, m)
+		if err != nil {
+			return nil, err
+		}
+		hasAddress = hasAddress || a.kind.isAddress()
+		p.group = p.group || a.kind.mayHoldAddress()
+		p.atoms = append(p.atoms, a)
+	}
+	p.group = p.group && !hasAddress && (m.v4 < 32 || m.v6 < 128)
+	return p, nil
+}
+
+// placeholder compiles a text that is one placeholder with a value for each request; a text that is anything else is nil.
+func (z *zoneCompiler) placeholder(field, text string) (*part, error) {
+	pieces := split(text)
+	if len(pieces) != 1 || !pieces[0].placeholder || isGlobal(pieces[0].text) {
+		return nil, nil
+	}
+	p, err := z.part(field, text, mask{v4: 32, v6: 128})
+	if err != nil {
+		return nil, z.fail(field, -1, fmt.Errorf("%q: %w", text, err))
+	}
+	return p, nil
+}
+
 // atom compiles one placeholder.
-func (z *zoneCompiler) atom(name string, m mask) (atom, error) {
+func (z *zoneCompiler) atom(field, name string, m mask) (atom, error) {
 	if isGlobal(name) {
 		if rest, ok := strings.CutPrefix(name, "system."); ok && !slices.Contains(systemNames, rest) {
 			return atom{}, unknownPlaceholder(name)
@@ -140,7 +164,7 @@ func (z *zoneCompiler) atom(name string, m mask) (atom, error) {
 	}
 	if a, ok, err := peerAtom(name, m); ok || err != nil {
 		if a.kind == remotePort {
-			z.warnUseless(name, "http.request.remote.port")
+			z.warnUseless(field, name, "http.request.remote.port")
 		}
 		return a, err
 	}
@@ -151,7 +175,7 @@ func (z *zoneCompiler) atom(name string, m mask) (atom, error) {
 		z.warn("placeholder {%s} is not one of Caddy's; taken as {%s}, please write that", name, meant)
 		full = longName(meant)
 	}
-	if err := z.check(name, full); err != nil {
+	if err := z.check(field, name, full); err != nil {
 		return atom{}, err
 	}
 	return requestAtom(full, m), nil

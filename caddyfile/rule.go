@@ -5,7 +5,6 @@ package caddyfile
 import (
 	"fmt"
 	"iter"
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -46,7 +45,10 @@ type Rule struct {
 	// Place is where the zone is written, such as "Caddyfile:12", or "" in JSON.
 	Place string
 
-	pending bool // at adapt time: a setting is not known before the load
+	maxKeys int
+	tier    *part  // names the plan; nil without tiers
+	share   *share // of the keys that are refused; nil: all
+	pending bool   // at adapt time: a setting is not known before the load
 }
 
 // Plan is what the clients of one tier may have.
@@ -54,7 +56,7 @@ type Plan struct {
 	Tier string // "" without tiers
 	// Limits all hold; none: unlimited. Units in flight come last.
 	Limits []*algorithms.Limit
-	// Names on the wire, one per limit: the zone, with tiers zone.pro; with several limits zone.1m, zone.1h.
+	// Names on the wire, one per limit: the zone, with tiers zone.pro; with several limits zone.1m, zone.1h, zone.concurrent.
 	Names []string
 }
 
@@ -84,56 +86,60 @@ func (r *Rule) AllNames() iter.Seq[string] {
 	}
 }
 
-// PlanOf returns the index of the plan that holds for the request.
-func (r *Rule) PlanOf(*http.Request) int { return 0 }
-
-// Enforces reports whether the key is one of those that the rule refuses; the others are as in a dry run. The answer is
-// the same on every instance, and a key that is refused stays so when the share grows.
-func (r *Rule) Enforces(string) bool { return !r.DryRun }
-
-// Count says which responses count.
-type Count struct{}
-
-// Counts reports whether a response of that status counts.
-func (c *Count) Counts(status int) bool { return true }
-
-// Ban is what a client gets that is refused too often. Its limits are exact and count in spaces of their own.
-type Ban struct {
-	// Durations of the first ban and of those that follow it; the last one holds for all further.
-	Durations []time.Duration
-	// Strikes counts what earns a ban, on the instance that refuses: the last unit of its quota is the ban.
-	Strikes *algorithms.Limit
-	// Ladder counts the bans of a key for twice the longest duration; nil with one duration.
-	Ladder *algorithms.Limit
-	// Bans holds them, see [algorithms.Ban].
-	Bans *algorithms.Limit
-}
-
 // Settings describes what every handler that uses the zone's name must agree on: rules of one zone are in conflict
-// when their Settings differ.
+// when their Settings differ. What names a plan is each rule's own, as the key is.
 func (r *Rule) Settings() string {
 	var s strings.Builder
 	for _, plan := range r.Plans {
+		if plan.Tier != "" {
+			fmt.Fprintf(&s, "tier %s ", plan.Tier)
+		}
+		if len(plan.Limits) == 0 {
+			s.WriteString("unlimited, ")
+		}
 		for _, l := range plan.Limits {
-			fmt.Fprintf(&s, "%v %d/%s, ", l.Algorithm, l.Quota, shortWindow(l.Window))
-			if l.Algorithm.Bucket() {
-				fmt.Fprintf(&s, "burst %d, ", displayBurst(l.Policy))
-			}
+			s.WriteString(describeLimit(l.Policy) + ", ")
 		}
 	}
-	fmt.Fprintf(&s, "max_keys %d, store %v", r.Plans[0].Limits[0].MaxKeys, r.Store)
+	fmt.Fprintf(&s, "max_keys %d, store %v", r.maxKeys, r.Store)
 	if r.Store != StoreLocal {
 		fmt.Fprintf(&s, ", on_store_error %v", r.OnStoreError)
 	}
 	return s.String()
 }
 
+// describeLimit is the limit in the operator's words.
+func describeLimit(p algorithms.Policy) string {
+	text := fmt.Sprintf("%v %d/%s", p.Algorithm, p.Quota, shortWindow(p.Window))
+	switch {
+	case p.Algorithm == algorithms.Concurrency && p.Window == algorithms.MaxWindow:
+		return fmt.Sprintf("concurrency %d", p.Quota)
+	case p.Algorithm == algorithms.Concurrency:
+		return fmt.Sprintf("concurrency %d lease %s", p.Quota, shortWindow(p.Window))
+	case p.MaxWait > 0:
+		return fmt.Sprintf("%s, queue %d delay %d max_wait %v", text, p.Burst-1, p.Burst-1-p.Queue, p.MaxWait)
+	case p.Queue > 0:
+		return fmt.Sprintf("%s, queue %d delay %d", text, p.Burst-1, p.Burst-1-p.Queue)
+	case p.Algorithm == algorithms.LeakyBucket:
+		return fmt.Sprintf("%s, burst %d", text, p.Burst-1)
+	case p.Algorithm == algorithms.TokenBucket:
+		return fmt.Sprintf("%s, burst %d", text, p.Burst)
+	}
+	return text
+}
+
 // name names the plan's limits for clients.
 func (p *Plan) name(zone string) {
-	p.Names = p.Names[:0]
+	if p.Tier != "" {
+		zone += "." + p.Tier
+	}
 	for _, l := range p.Limits {
 		name := zone
-		if len(p.Limits) > 1 {
+		switch {
+		case len(p.Limits) == 1:
+		case l.Algorithm == algorithms.Concurrency:
+			name += ".concurrent"
+		default:
 			name += "." + shortWindow(l.Window)
 		}
 		p.Names = append(p.Names, name)
@@ -152,12 +158,4 @@ func shortWindow(w time.Duration) string {
 		}
 	}
 	return strconv.FormatInt(w.Microseconds(), 10) + "us"
-}
-
-// displayBurst is the burst in the operator's words.
-func displayBurst(p algorithms.Policy) int64 {
-	if p.Algorithm == algorithms.LeakyBucket {
-		return p.Burst - 1
-	}
-	return p.Burst
 }

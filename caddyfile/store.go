@@ -84,6 +84,9 @@ func (r *Rule) Resolve(redis bool) error {
 	default:
 		r.Store = StoreLocal
 	}
+	if err == nil && r.Store == StoreLocal {
+		field, err = "concurrency.lease", r.keepLeases()
+	}
 	if err != nil {
 		return &fieldError{zone: r.Zone, place: r.Place, field: field, index: -1, err: err}
 	}

@@ -1,0 +1,94 @@
+// Bans: what too many refusals earn.
+
+package caddyfile
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+)
+
+// Ban is what a client gets that is refused too often. Its limits are exact and count in spaces of their own.
+type Ban struct {
+	// Durations of the first ban and of those that follow it; the last one holds for all further.
+	Durations []time.Duration
+	// Strikes counts what earns a ban, on the instance that refuses: the last unit of its quota is the ban.
+	Strikes *algorithms.Limit
+	// Ladder counts the bans of a key for twice the longest duration; nil with one duration.
+	Ladder *algorithms.Limit
+	// Bans holds them, see [algorithms.Ban].
+	Bans *algorithms.Limit
+}
+
+const (
+	longestBan  = 365 * 24 * time.Hour
+	mostStrikes = 10_000 // each is remembered for a window
+)
+
+// ban compiles the ban.
+func (z *zoneCompiler) ban() error {
+	if z.z.Ban == nil {
+		return nil
+	}
+	durations, err := z.banDurations()
+	if err != nil {
+		return err
+	}
+	text, known, err := z.expand(z.z.Ban.After)
+	if err != nil {
+		return z.fail("ban.after", -1, err)
+	}
+	if z.z.DryRun {
+		z.warn("ban beside dry_run bans nobody")
+	}
+	if !known {
+		return nil
+	}
+	quota, window, err := parseLimit(text)
+	if err != nil || quota < 1 || quota > mostStrikes {
+		return z.fail("ban.after", -1, fmt.Errorf("%q; want refusals/window with 1 to %d refusals, such as 5/10m", text, mostStrikes))
+	}
+	b := &Ban{Durations: durations, Bans: algorithms.Ban(z.name + " (bans)")}
+	if b.Strikes, err = z.log(" (strikes)", quota, window); err != nil {
+		return z.fail("ban.after", -1, fmt.Errorf("%q: %w", text, err))
+	}
+	if len(durations) > 1 {
+		if b.Ladder, err = z.log(" (ladder)", int64(len(durations)), 2*durations[len(durations)-1]); err != nil {
+			return z.fail("ban.durations", -1, err)
+		}
+	}
+	b.Bans.MaxKeys = z.maxKeys
+	z.out.Ban = b
+	return nil
+}
+
+// banDurations checks that bans last and do not get shorter.
+func (z *zoneCompiler) banDurations() ([]time.Duration, error) {
+	var list []time.Duration
+	for i, d := range z.z.Ban.Durations {
+		d := time.Duration(d)
+		if d < time.Second || d > longestBan {
+			return nil, z.fail("ban.durations", i, fmt.Errorf("%v; want 1s to 365d", d))
+		}
+		if i > 0 && d < list[i-1] {
+			return nil, z.fail("ban.durations", i, fmt.Errorf("%v is shorter than the %v before it; want bans that get longer", d, list[i-1]))
+		}
+		list = append(list, d)
+	}
+	if len(list) == 0 {
+		return nil, z.fail("ban", -1, errors.New("no duration; want one or several, such as 1m 10m 1h"))
+	}
+	return list, nil
+}
+
+// log compiles an exact limit in a space beside the zone's own. No configured name can be this one.
+func (z *zoneCompiler) log(space string, quota int64, window time.Duration) (*algorithms.Limit, error) {
+	l, err := algorithms.Compile(z.name+space, algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: quota, Window: window})
+	if err != nil {
+		return nil, err
+	}
+	l.MaxKeys = z.maxKeys
+	return l, nil
+}
