@@ -48,7 +48,8 @@ type Outcome struct {
 	// Next is the time until one more unit than Remaining is available; [Never] when nothing more can become available,
 	// [Unknown] for units in flight.
 	Next time.Duration
-	// Delay is how long a charge that passes must be held before it is served: its slot in a queue.
+	// Delay is how long a charge that passes must be held before it is served: its slot in a queue. Charges of one batch
+	// on one counter have the same slot, that of their sum.
 	Delay time.Duration
 	// Mark names what a committed charge was taken from, for giving it back.
 	Mark int64
@@ -61,8 +62,8 @@ var Unasked = Outcome{OK: true, Remaining: -1}
 // Asked reports whether the outcome says something.
 func (o *Outcome) Asked() bool { return o.Remaining >= 0 }
 
-// commits reports whether the charge takes or gives anything if its batch passes.
-func (c *Charge) commits() bool { return !c.Peek && !c.Check }
+// Commits reports whether the charge takes or gives back, if its batch passes.
+func (c *Charge) Commits() bool { return !c.Peek && !c.Check }
 
 // Store applies batches atomically, on a clock of its own.
 type Store interface {

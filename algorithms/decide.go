@@ -59,15 +59,14 @@ func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) boo
 				wait = c.Limit.wait(counters[i], now, asked+min(c.Held, MaxExact))
 			}
 			commit = commit && (c.DryRun || c.Peek)
+		} else {
+			out[i].Delay = c.Limit.delay(counters[i], now, c.Cost)
 		}
 		out[i].OK, out[i].Retry = wait == 0, wait
 	}
 	for i := range charges {
-		if c := &charges[i]; out[i].OK {
-			out[i].Delay = c.Limit.delay(counters[i], now, c)
-			if commit && c.commits() {
-				out[i].Mark = c.Limit.take(counters[i], c)
-			}
+		if c := &charges[i]; commit && out[i].OK && c.Commits() {
+			out[i].Mark = c.Limit.take(counters[i], c)
 		}
 	}
 	for i := range charges {
@@ -90,12 +89,12 @@ func sum(charges []Charge, counters []*Counter, i int) int64 {
 		return 0
 	}
 	total := min(c.Cost, above)
-	if !c.commits() || len(charges) == 1 {
+	if !c.Commits() || len(charges) == 1 {
 		return total
 	}
 	for j := range charges {
 		d := &charges[j]
-		if j == i || counters[j] != counters[i] || !d.commits() || d.Cost <= 0 || (d.DryRun && !c.DryRun) {
+		if j == i || counters[j] != counters[i] || !d.Commits() || d.Cost <= 0 || (d.DryRun && !c.DryRun) {
 			continue
 		}
 		total = min(total+min(d.Cost, above), above)
@@ -212,15 +211,15 @@ func (l *Limit) next(c *Counter, now, remaining int64) time.Duration {
 }
 
 func (l *Limit) remaining(c *Counter) int64 {
-	if l.Queue > 0 && c.A > l.latest { // nothing may begin to wait that long
+	if c.A > l.latest { // not even one unit may begin to wait
 		return 0
 	}
 	return max(0, l.Capacity-l.used(c))
 }
 
-// delay is how long a charge that passes must be held, from the store's now.
-func (l *Limit) delay(c *Counter, now int64, charge *Charge) time.Duration {
-	if l.Queue == 0 || charge.Cost <= 0 || c.A <= l.slack {
+// delay is how long a cost that passes must be held, from the store's now: until what is before it in the queue has left.
+func (l *Limit) delay(c *Counter, now, cost int64) time.Duration {
+	if cost <= 0 || c.A <= l.slack {
 		return 0
 	}
 	return time.Duration(l.untilTick(c, ceilDiv(c.A-l.slack, l.num))+c.now-now) * time.Microsecond

@@ -28,7 +28,7 @@ func TestF02FirstRequestOfAFractionalRate(t *testing.T) {
 }
 
 func TestF03QuotaZeroRefusesEverything(t *testing.T) {
-	for a := FixedWindow; a <= LeakyBucket; a++ {
+	for a := FixedWindow; a <= Concurrency; a++ {
 		for _, burst := range []int64{0, 5} {
 			if burst > 0 && !a.Bucket() {
 				continue
@@ -121,7 +121,7 @@ func TestF07VeryFastAndVerySlow(t *testing.T) {
 }
 
 func TestF08RemainingWithinBoundsAfterLowering(t *testing.T) {
-	for a := FixedWindow; a <= LeakyBucket; a++ {
+	for a := FixedWindow; a <= Concurrency; a++ {
 		with := func(n int64) *Limit {
 			p := Policy{Algorithm: a, Quota: n, Window: time.Minute}
 			if a.Bucket() {
@@ -190,7 +190,7 @@ func TestF12StartOfTheNextSlidingWindow(t *testing.T) {
 }
 
 func TestF16LateRefundIsVoid(t *testing.T) {
-	for a := FixedWindow; a <= LeakyBucket; a++ {
+	for a := FixedWindow; a <= Concurrency; a++ {
 		p := Policy{Algorithm: a, Quota: 5, Window: time.Minute}
 		if a.Bucket() {
 			p.Burst = 5
@@ -313,7 +313,7 @@ func TestF32OneOfThreeRefuses(t *testing.T) {
 }
 
 func TestF33OneCounterTwiceIsDecidedOnTheSum(t *testing.T) {
-	for a := FixedWindow; a <= LeakyBucket; a++ {
+	for a := FixedWindow; a <= Concurrency; a++ {
 		p := Policy{Algorithm: a, Quota: 1, Window: time.Second}
 		if a.Bucket() {
 			p.Burst = 1

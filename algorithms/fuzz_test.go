@@ -20,12 +20,22 @@ func FuzzDecide(f *testing.F) {
 	f.Add(byte(4), int64(10), int64(1_000_000), int64(1), []byte{1, 1, 7, 8, 9, 6, 3})
 	f.Add(byte(4), int64(0), int64(1), int64(0), []byte{6, 1, 1, 1})
 	f.Add(byte(3), MaxExact, int64(1), MaxExact, []byte{6, 255, 6, 255, 1, 255})
+	f.Add(byte(130), int64(10), int64(1_000_000), int64(6), []byte{1, 1, 1, 1, 1, 1, 207, 0, 1, 3, 7, 0, 2, 1, 201, 3})
+	f.Add(byte(191), int64(3), int64(31_536_000_000_000), int64(999), []byte{1, 9, 1, 9, 2, 2, 1, 9, 207, 1})
+	f.Add(byte(192), int64(2), int64(60_000_000), int64(0), []byte{1, 1, 1, 1, 1, 1, 207, 0, 201, 1, 4, 200, 1, 2})
 	f.Fuzz(func(t *testing.T, algorithm byte, quota, window, burst int64, ops []byte) {
-		a := 1 + Algorithm(algorithm%5)
 		if window <= 0 || window > MaxWindow.Microseconds() {
 			return
 		}
-		l, err := Compile("z", Policy{Algorithm: a, Quota: quota, Window: time.Duration(window) * time.Microsecond, Burst: burst})
+		p := Policy{Algorithm: 1 + Algorithm(algorithm%5), Quota: quota, Window: time.Duration(window) * time.Microsecond, Burst: burst}
+		switch {
+		case algorithm >= 192:
+			p.Algorithm = Concurrency
+		case algorithm >= 128: // a queue of which a part may go at once, every other one with a bound in time
+			p.Algorithm, p.Queue = LeakyBucket, max(1, burst-1-int64(algorithm%8))
+			p.MaxWait = time.Duration(int64(algorithm%2)*max(1, window*3/16)) * time.Microsecond
+		}
+		l, err := Compile("z", p)
 		if err != nil {
 			return
 		}
@@ -51,7 +61,8 @@ func (w *fuzzWalk) step(kind byte, n int64) {
 		amount = w.l.Capacity
 	}
 	c := Charge{Cost: amount}
-	switch kind % 10 {
+	kind, special := kind%10, kind >= 200
+	switch kind {
 	case 0:
 		c.Cost, c.Peek = amount, true
 	case 2: // jump to the end of the wait, or one beside it
@@ -66,10 +77,12 @@ func (w *fuzzWalk) step(kind byte, n int64) {
 		w.now -= n * max(1, w.l.window/128)
 	case 6:
 		c.Force, c.Cost = true, amount*n
+	case 1:
+		c.Check = special
 	case 7:
 		if len(w.marks) > 0 {
 			c = w.marks[n%int64(len(w.marks))]
-			c.Cost = -min(c.Cost, n+1)
+			c.Cost, c.Force = -min(c.Cost, n+1), special
 		}
 	case 8:
 		c.DryRun = true
@@ -88,7 +101,7 @@ func (w *fuzzWalk) apply(c Charge) {
 	before.Log = slices.Clone(before.Log)
 	o := w.s.decide(w.at(), c)
 	w.bounds(c, o)
-	if o.OK && c.Cost > 0 && !c.Peek {
+	if o.OK && c.Cost > 0 && c.Commits() {
 		w.marks = append(w.marks, Charge{Cost: c.Cost, Mark: o.Mark})
 		return
 	}
@@ -105,8 +118,12 @@ func (w *fuzzWalk) bounds(c Charge, o Outcome) {
 	switch {
 	case o.Remaining < 0 || o.Remaining > w.l.Capacity:
 		bad = "remaining out of range"
-	case o.OK != (o.Retry == 0) || o.Retry < 0 || o.Next <= 0:
+	case o.OK != (o.Retry == 0) || (o.Retry < 0 || o.Next <= 0) && w.l.Algorithm != Concurrency || o.Retry < Unknown || o.Next < Unknown:
 		bad = "a wait that is none"
+	case o.Delay < 0 || o.Delay > 0 && (!o.OK || c.Cost <= 0 || w.l.Queue == 0):
+		bad = "a delay without a slot"
+	case w.l.MaxWait > 0 && o.Delay > w.l.MaxWait && !c.Force && s.T <= w.now:
+		bad = "a delay beyond the longest wait"
 	case (o.Next == Never) != (o.Remaining == w.l.Capacity):
 		bad = "next"
 	case !o.OK && (c.Cost <= 0 || c.Force):
@@ -150,7 +167,7 @@ func (w *fuzzWalk) look(cost int64) Outcome {
 		d    time.Duration
 		cost int64
 	}{{o.Retry, cost}, {o.Next, o.Remaining + 1}} {
-		if wait.d == 0 || wait.d == Never {
+		if wait.d == 0 || wait.d == Never || wait.d == Unknown {
 			continue
 		}
 		if probe.peek(w.at()+wait.d-time.Microsecond, wait.cost).OK || !probe.peek(w.at()+wait.d, wait.cost).OK {

@@ -30,10 +30,7 @@ func (l *Limit) drain(c *Counter) {
 
 // meterWait: the cost fits once level + cost·den ≤ capacity·den, and in a queue the level is low enough to begin to wait.
 func (l *Limit) meterWait(c *Counter, cost int64) int64 {
-	over := c.A - (l.Capacity-cost)*l.den
-	if l.Queue > 0 {
-		over = max(over, c.A-l.latest)
-	}
+	over := max(c.A-(l.Capacity-cost)*l.den, c.A-l.latest)
 	if over <= 0 {
 		return 0
 	}
@@ -71,8 +68,8 @@ func (l *Limit) fill(c *Counter, units int64) int64 {
 // emptyAt is the moment at which the meter is empty if nobody charges it. A charge moves it, time does not.
 func (l *Limit) emptyAt(c *Counter) int64 { return c.now + l.untilTick(c, ceilDiv(c.A, l.num)) }
 
-// unfill gives back to a meter that was not empty since. Of a queue only the last slot can be given back: those behind any other keep
-// theirs, and a newcomer would be told one of them. Who moves them up forces it.
+// unfill gives back to a meter that was not empty since. Of a queue only the last slot can be given back, since those behind
+// any other keep theirs, and a newcomer would be told one of them; who moves them up forces it.
 func (l *Limit) unfill(c *Counter, units, emptyAt int64, force bool) bool {
 	if c.now >= emptyAt || c.A == 0 {
 		return false

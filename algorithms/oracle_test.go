@@ -24,7 +24,7 @@ type naive struct {
 
 // floor is the start of the tick that t is in, for the algorithms that measure in ticks.
 func (n *naive) floor(t int64) int64 {
-	if n.l.Algorithm == FixedWindow || n.l.Algorithm == SlidingLog {
+	if n.l.Algorithm == FixedWindow || n.l.Algorithm.Log() {
 		return t
 	}
 	return t - t%n.l.tick
@@ -49,12 +49,12 @@ func (n *naive) at(t int64) int64 {
 	n.events = slices.Clone(n.events)
 	for i := range n.events {
 		n.events[i].at = n.events[i].at + shift
-		if n.l.Algorithm == SlidingLog {
+		if n.l.Algorithm.Log() {
 			n.events[i].at = min(n.events[i].at, t)
 		}
 	}
 	n.stored += shift
-	if n.l.Algorithm == SlidingLog {
+	if n.l.Algorithm.Log() {
 		n.stored = t
 	}
 	if n.idle(t) {
@@ -95,7 +95,7 @@ func (n *naive) admits(t, cost int64) bool {
 	switch n.l.Algorithm {
 	case FixedWindow:
 		return n.count(t, 0)+cost <= q
-	case SlidingLog:
+	case SlidingLog, Concurrency:
 		for _, e := range n.events {
 			if e.at > t-w {
 				cost += e.units
@@ -105,15 +105,32 @@ func (n *naive) admits(t, cost int64) bool {
 	case SlidingWindow:
 		return n.count(t, 1)*(w-n.floor(t)%w)+(n.count(t, 0)+cost)*w <= q*w
 	default:
-		return n.level(t)+cost*w <= n.l.Capacity*w
+		longest := n.l.MaxWait.Microseconds() / n.l.tick * n.l.tick
+		return n.level(t)+cost*w <= n.l.Capacity*w && (n.l.MaxWait == 0 || n.begins(t+longest))
 	}
+}
+
+// begins reports whether a charge that waits may be served at t: those before it are, but for the ones that need not wait.
+func (n *naive) begins(t int64) bool {
+	return n.l.Queue == 0 || n.level(t) <= (n.l.Burst-1-n.l.Queue)*n.l.window
+}
+
+// delay tries every moment from now on.
+func (n *naive) delay(now, cost int64) time.Duration {
+	t := n.at(now)
+	if cost <= 0 || !n.l.Algorithm.Bucket() || n.begins(t) {
+		return 0
+	}
+	for ; !n.begins(t); t++ {
+	}
+	return time.Duration(t-now) * time.Microsecond
 }
 
 func (n *naive) idle(t int64) bool {
 	switch n.l.Algorithm {
 	case FixedWindow:
 		return n.count(t, 0) == 0
-	case SlidingLog:
+	case SlidingLog, Concurrency:
 		return !slices.ContainsFunc(n.events, func(e event) bool { return e.at > t-n.l.window && e.units > 0 })
 	case SlidingWindow:
 		return n.count(t, 0)+n.count(t, 1) == 0
@@ -134,13 +151,18 @@ func (n *naive) wait(now, cost int64) time.Duration {
 		if n.admits(n.at(t), cost) {
 			return time.Duration(t-now) * time.Microsecond
 		}
+		if n.l.Algorithm == Concurrency {
+			return Unknown
+		}
 	}
 }
 
 // answer decides a cost at now and says what remains, as Decide does for a single charge.
 func (n *naive) answer(now, cost int64) Outcome {
 	o := Outcome{Retry: n.wait(now, cost), Next: Never}
-	o.OK = o.Retry == 0
+	if o.OK = o.Retry == 0; o.OK {
+		o.Delay = n.delay(now, cost)
+	}
 	for o.Remaining < n.l.Capacity && n.wait(now, o.Remaining+1) == 0 {
 		o.Remaining++
 	}
@@ -150,11 +172,18 @@ func (n *naive) answer(now, cost int64) Outcome {
 	return o
 }
 
+// after is the answer with what is left once the batch is over.
+func (n *naive) after(now int64, o Outcome) Outcome {
+	left := n.answer(now, 0)
+	o.Remaining, o.Next = left.Remaining, left.Next
+	return o
+}
+
 // live copies the events without those that have left a log's window. Whoever changes the state at t forgets them
 // for good: they must not come back when a clock that was far ahead is set right.
 func (n *naive) live(t int64) []event {
 	return slices.DeleteFunc(slices.Clone(n.events), func(e event) bool {
-		return n.l.Algorithm == SlidingLog && e.at <= t-n.l.window
+		return n.l.Algorithm.Log() && e.at <= t-n.l.window
 	})
 }
 
@@ -166,21 +195,24 @@ func (n *naive) take(now, units int64) int64 {
 	case FixedWindow, SlidingWindow:
 		n.stored = t / n.l.window * n.l.window
 		return n.stored
-	case SlidingLog:
+	case SlidingLog, Concurrency:
 		n.stored = t
 		return t
 	default:
 		n.stored = n.floor(t)
-		for empty := n.floor(t); ; empty++ {
-			if n.level(empty) == 0 {
-				return empty
-			}
-		}
+		return n.emptyAt(t)
 	}
 }
 
-// giveBack takes units out of the events that the mark names.
-func (n *naive) giveBack(now, units, mark int64) {
+// emptyAt tries every moment from t on.
+func (n *naive) emptyAt(t int64) int64 {
+	for t = n.floor(t); n.level(t) > 0; t++ {
+	}
+	return t
+}
+
+// giveBack takes units out of the events that the mark names; of a queue's only the last, unless it is forced.
+func (n *naive) giveBack(now, units, mark int64, force bool) {
 	t, w := n.at(now), n.l.window
 	var from func(e event) bool
 	switch n.l.Algorithm {
@@ -188,10 +220,10 @@ func (n *naive) giveBack(now, units, mark int64) {
 		from = func(e event) bool { return e.at/w*w == mark && t/w == e.at/w }
 	case SlidingWindow:
 		from = func(e event) bool { return e.at/w*w == mark && t/w-e.at/w <= 1 }
-	case SlidingLog:
+	case SlidingLog, Concurrency:
 		from = func(e event) bool { return e.at == mark && e.at > t-w }
 	default:
-		if t < mark && n.level(t) > 0 {
+		if last := n.l.Queue == 0 || force || n.emptyAt(t) == mark; last && t < mark && n.level(t) > 0 {
 			n.events, n.stored = append(slices.Clone(n.events), event{n.floor(t), -units}), n.floor(t)
 			n.forgetIdle(t)
 		}
@@ -210,7 +242,7 @@ func (n *naive) giveBack(now, units, mark int64) {
 		return
 	}
 	n.events = events
-	if n.l.Algorithm != SlidingLog {
+	if !n.l.Algorithm.Log() {
 		n.stored = t / w * w
 	}
 	n.forgetIdle(t)
@@ -240,6 +272,8 @@ type op struct {
 	units int64
 }
 
+func (o op) needsMark() bool { return o.kind == "back" || o.kind == "leave" || o.kind == "renew" }
+
 func (p pair) decide(charges ...Charge) (State, []Outcome) {
 	c := Counter{State: p.state}
 	c.Log = slices.Clone(c.Log)
@@ -262,18 +296,16 @@ func (p pair) do(t *testing.T, o op) pair {
 	case "take", "force", "dry":
 		want := n.answer(p.now, o.units)
 		if o.kind == "force" {
-			want.OK, want.Retry = true, 0
+			want.OK, want.Retry, want.Delay = true, 0, n.delay(p.now, o.units)
 		}
 		n.at(p.now)
 		if want.OK && o.units > 0 {
 			want.Mark = n.take(p.now, o.units)
 			p.marks = append(slices.Clone(p.marks), mark{want.Mark, o.units})
 		}
-		after := n.answer(p.now, 0)
-		want.Remaining, want.Next = after.Remaining, after.Next
 		state, out := p.decide(Charge{Cost: o.units, Force: o.kind == "force", DryRun: o.kind == "dry"})
 		p.state = state
-		p.same(t, out[0], want)
+		p.same(t, out[0], n.after(p.now, want))
 	case "twice":
 		both := n.answer(p.now, 2*o.units)
 		state, out := p.decide(Charge{Cost: o.units}, Charge{Cost: o.units})
@@ -284,20 +316,39 @@ func (p pair) do(t *testing.T, o op) pair {
 			both.Mark = n.take(p.now, o.units)
 			p.marks = append(slices.Clone(p.marks), mark{both.Mark, o.units})
 		}
-		after := n.answer(p.now, 0)
-		both.Remaining, both.Next = after.Remaining, after.Next
-		p.same(t, out[1], both)
-	case "back":
+		p.same(t, out[1], n.after(p.now, both))
+	case "unless": // what a ban is: taken by force, unless one unit would be refused
+		one := n.answer(p.now, 1)
+		want := Outcome{OK: true, Delay: n.delay(p.now, o.units)}
+		n.at(p.now)
+		if one.OK {
+			want.Mark = n.take(p.now, o.units)
+		}
+		state, out := p.decide(Charge{Cost: 1, Check: true}, Charge{Cost: o.units, Force: true})
+		p.state = state
+		p.same(t, out[0], n.after(p.now, one))
+		p.same(t, out[1], n.after(p.now, want))
+	case "renew":
+		m := p.marks[len(p.marks)-1]
+		now := n.at(p.now) // the same for both
+		n.giveBack(now, m.units, m.mark, false)
+		want := Outcome{OK: true, Mark: n.take(now, m.units)}
+		p.marks = append(slices.Clone(p.marks[:len(p.marks)-1]), mark{want.Mark, m.units})
+		state, out := p.decide(Charge{Cost: -m.units, Mark: m.mark}, Charge{Cost: m.units, Force: true})
+		p.state = state
+		p.same(t, out[1], n.after(p.now, want))
+	case "back", "leave":
 		m := p.marks[(len(p.marks)-1)*int(1-o.units/2)] // 0 and 1: the newest, 2: the oldest
 		back := max(1, m.units-o.units/2)
 		if o.units == 0 { // more than was taken
 			back += 5
 		}
+		force := o.kind == "leave"
 		n.at(p.now)
-		n.giveBack(p.now, back, m.mark)
+		n.giveBack(p.now, back, m.mark, force)
 		want := n.answer(p.now, 0)
 		want.Mark = m.mark
-		state, out := p.decide(Charge{Cost: -back, Mark: m.mark})
+		state, out := p.decide(Charge{Cost: -back, Mark: m.mark, Force: force})
 		p.state = state
 		p.same(t, out[0], want)
 	}
@@ -375,8 +426,13 @@ func smallLimits(t *testing.T, ticks ...int64) (limits []*Limit) {
 				add(Policy{Algorithm: TokenBucket, Quota: quota, Window: window, Burst: 1 + 2*tick}, 2-tick)
 			}
 		}
+		for quota := int64(1); quota <= 3; quota++ {
+			add(Policy{Algorithm: LeakyBucket, Quota: quota, Window: window, Burst: 3, Queue: 2}, 1)
+			add(Policy{Algorithm: LeakyBucket, Quota: quota, Window: window, Burst: 4, Queue: 2, MaxWait: 3 * time.Microsecond}, 3-min(quota, 2))
+			add(Policy{Algorithm: Concurrency, Quota: quota, Window: window}, 1)
+		}
 	}
-	return limits
+	return append(limits, Ban("z"))
 }
 
 // coarser gives a limit the tick that Compile would only choose for far larger numbers.
@@ -386,6 +442,7 @@ func coarser(l *Limit, tick int64) *Limit {
 		g := gcd(l.Quota, l.ticks)
 		l.num, l.den = l.Quota/g, l.ticks/g
 	}
+	l.boundQueue()
 	return l
 }
 
@@ -396,6 +453,14 @@ func opsFor(l *Limit) (ops []op) {
 	for _, dt := range slices.Compact(steps) {
 		ops = append(ops, op{dt, "take", 1}, op{dt, "take", max(2, l.Capacity)}, op{dt, "twice", 1},
 			op{dt, "back", 1}, op{dt, "back", 2}, op{dt, "back", 0}, op{dt, "dry", 0})
+		switch {
+		case l.Queue > 0:
+			ops = append(ops, op{dt, "leave", 1}, op{dt, "leave", 2})
+		case l.Algorithm == Concurrency:
+			ops = append(ops, op{dt, "renew", 0})
+		case l.Window == time.Microsecond: // bans, and what could be one
+			ops = append(ops, op{dt, "unless", 3})
+		}
 		if l.Quota > 0 { // a debt in a bucket that never refills has no end to look for
 			ops = append(ops, op{dt, "force", l.Capacity + 1})
 		}
@@ -414,7 +479,7 @@ func TestOracleExhaustive(t *testing.T) {
 			var next []pair
 			for _, p := range level {
 				for _, o := range ops {
-					if o.kind == "back" && len(p.marks) == 0 {
+					if o.needsMark() && len(p.marks) == 0 {
 						continue
 					}
 					q := p.do(t, o)
@@ -450,7 +515,7 @@ func TestOracleRandom(t *testing.T) {
 			if r.IntN(2) == 0 {
 				o.dt = r.Int64N(2)
 			}
-			if o.kind == "back" && len(p.marks) == 0 {
+			if o.needsMark() && len(p.marks) == 0 {
 				continue
 			}
 			p = p.do(t, o)

@@ -12,8 +12,8 @@ type Params struct {
 	Num, Den int64
 	// Ceiling is the most that a meter's level can be, debts included.
 	Ceiling int64
-	// Queued: the meter delays. Up to level Slack it serves at once, above Latest it refuses.
-	Queued        bool
+	// Up to level Slack a meter serves at once, above it with a delay, above Latest not at all. Without a queue
+	// both are MaxExact, which no level exceeds.
 	Slack, Latest int64
 }
 
@@ -22,6 +22,6 @@ func (l *Limit) Params() Params {
 	return Params{
 		Algorithm: l.Algorithm, Capacity: l.Capacity, Quota: l.Quota,
 		Window: l.window, Tick: l.tick, Ticks: l.ticks, Num: l.num, Den: l.den, Ceiling: l.ceiling,
-		Queued: l.Queue > 0, Slack: l.slack, Latest: l.latest,
+		Slack: l.slack, Latest: l.latest,
 	}
 }

@@ -25,7 +25,9 @@ const (
 	// with a Queue it shapes. Package leaky builds its policies in the terms that NGINX operators know.
 	LeakyBucket
 	// Concurrency counts units in flight. A unit is a lease: it ends when it is given back, or after Window unless it is
-	// renewed. It is no algorithm that a limit per window could choose, so [ParseAlgorithm] does not know it.
+	// renewed. Leases of one moment are interchangeable, so whoever holds one must give it back once; after a clock stepped
+	// back by more than Window they have lost their moments, and end by time alone. It is no algorithm that a limit
+	// per window could choose, so [ParseAlgorithm] does not know it.
 	Concurrency
 )
 
@@ -74,7 +76,7 @@ type Policy struct {
 	// Queue makes a leaky bucket shape: of the Burst−1 units above the one in service, the last Queue wait for their slots
 	// ([Outcome.Delay]), those before are served at once. It is 0 to Burst−1, and 0 for the other algorithms.
 	Queue int64
-	// MaxWait is the longest Delay; what would wait longer is refused. 0 leaves it to Queue. It needs a Queue.
+	// MaxWait is the longest Delay, rounded down to a tick; what would wait longer is refused. 0 leaves it to Queue. It needs a Queue.
 	MaxWait time.Duration
 }
 
@@ -104,8 +106,8 @@ type Limit struct {
 	most   int64 // window: the largest count whose product with ticks is exact
 	// meter: the most a level can be, debts included, so that no wait exceeds MaxExact µs
 	ceiling int64
-	slack   int64 // queue: up to this level a unit is served at once
-	latest  int64 // queue: above this level it would wait longer than MaxWait
+	slack   int64 // up to this level a charge is served at once, above it in its slot
+	latest  int64 // above this level it would wait longer than MaxWait
 }
 
 // Bounds of what can be compiled.
@@ -159,9 +161,7 @@ func Compile(zone string, p Policy) (*Limit, error) {
 		return nil, fmt.Errorf("%w: %d, which takes more than %v to refill at %d per %v",
 			ErrBurst, p.Burst, MaxWindow, p.Quota, p.Window)
 	}
-	if p.Queue > 0 && p.Quota > 0 {
-		l.boundQueue()
-	}
+	l.boundQueue()
 	return l, nil
 }
 
@@ -191,11 +191,14 @@ func (l *Limit) checkQueue() error {
 	return nil
 }
 
-// boundQueue says between which levels a unit waits.
+// boundQueue says between which levels a charge waits: without a queue above the highest, which none exceeds.
 func (l *Limit) boundQueue() {
-	l.slack, l.latest = (l.Capacity-1-l.Queue)*l.den, MaxExact
-	ticks := l.MaxWait.Microseconds() / l.tick
-	if l.MaxWait > 0 && ticks <= (MaxExact-l.slack)/l.num {
+	l.slack, l.latest = MaxExact, MaxExact
+	if l.Queue == 0 || l.Quota == 0 {
+		return
+	}
+	l.slack = (l.Capacity - 1 - l.Queue) * l.den
+	if ticks := l.MaxWait.Microseconds() / l.tick; l.MaxWait > 0 && ticks <= (MaxExact-l.slack)/l.num {
 		l.latest = l.slack + ticks*l.num
 	}
 }

@@ -63,6 +63,10 @@ func TestCompileBounds(t *testing.T) {
 		{Algorithm: LeakyBucket, Quota: 0, Window: time.Second},
 		{Algorithm: SlidingWindow, Quota: 4e9, Window: 1e6 * 1000 * time.Second}, // in ticks of 1000 s, the coarsest
 		{Algorithm: LeakyBucket, Quota: 0, Window: time.Second, Burst: 6},
+		{Algorithm: LeakyBucket, Quota: MaxExact, Window: time.Microsecond, Burst: MaxExact, Queue: MaxExact - 1, MaxWait: MaxWindow},
+		{Algorithm: LeakyBucket, Quota: 0, Window: time.Second, Burst: 6, Queue: 5, MaxWait: time.Microsecond},
+		{Algorithm: Concurrency, Quota: MaxExact, Window: MaxWindow},
+		{Algorithm: Concurrency, Quota: 0, Window: time.Microsecond},
 	} {
 		l, err := Compile("zone", p)
 		if err != nil {
@@ -82,7 +86,7 @@ func TestCompileBounds(t *testing.T) {
 		s := &single{l: l}
 		now := MaxWindow // the longest waits from the latest moments are still exact
 		s.ask(now, l.Capacity)
-		if o := s.ask(now, l.Capacity); o.OK || (o.Retry != Never && (o.Retry <= 0 || o.Retry > 2*MaxWindow)) {
+		if o := s.ask(now, l.Capacity); o.OK || (o.Retry != Never && o.Retry != Unknown && (o.Retry <= 0 || o.Retry > 2*MaxWindow)) {
 			if p.Quota > 0 {
 				t.Errorf("%+v: %+v", p, o)
 			}
@@ -104,7 +108,7 @@ func TestCompileKeepsTheBound(t *testing.T) {
 			return saturatingMul(ticks/gcd(l.Quota, ticks), l.Capacity)
 		}
 		switch l.Algorithm {
-		case FixedWindow, SlidingLog:
+		case FixedWindow, SlidingLog, Concurrency:
 			if l.tick != 1 {
 				t.Fatalf("%+v: tick %d", l.Policy, l.tick)
 			}
@@ -112,6 +116,9 @@ func TestCompileKeepsTheBound(t *testing.T) {
 		case TokenBucket, LeakyBucket:
 			if l.num*l.ticks != l.den*l.Quota || l.Capacity*l.den > l.ceiling || l.ceiling > MaxExact || ceilDiv(l.ceiling, l.num)*l.tick > MaxExact {
 				t.Fatalf("%+v: %d/%d of %d, ceiling %d", l.Policy, l.num, l.den, l.ticks, l.ceiling)
+			}
+			if l.slack < 0 || l.slack > l.latest || l.latest > MaxExact || (l.slack < MaxExact) != (l.Queue > 0) {
+				t.Fatalf("%+v: slack %d, latest %d", l.Policy, l.slack, l.latest)
 			}
 			if l.Refill() > MaxWindow {
 				t.Fatalf("%+v: refill %v", l.Policy, l.Refill())
@@ -141,7 +148,7 @@ func saturatingMul(a, b int64) int64 {
 
 // With the largest capacity a cost above it, one by itself or a sum, still is above it.
 func TestCostsAboveTheLargestCapacity(t *testing.T) {
-	for a := FixedWindow; a <= LeakyBucket; a++ {
+	for a := FixedWindow; a <= Concurrency; a++ {
 		p := Policy{Algorithm: a, Quota: MaxExact, Window: time.Microsecond}
 		if a.Bucket() {
 			p.Burst = MaxExact
@@ -178,7 +185,7 @@ func TestAlgorithmNames(t *testing.T) {
 	if FixedWindow.String() != "fixed_window" {
 		t.Error(FixedWindow)
 	}
-	for _, name := range []string{"", "gcra", "Fixed_Window"} {
+	for _, name := range []string{"", "gcra", "Fixed_Window", Concurrency.String()} {
 		if a, ok := ParseAlgorithm(name); ok || a != 0 {
 			t.Errorf("%q is %v", name, a)
 		}

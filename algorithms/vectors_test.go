@@ -126,3 +126,110 @@ func TestVectorsLeakyBucket(t *testing.T) {
 	s := newSingle(t, Policy{Algorithm: LeakyBucket, Quota: 10, Window: ms(1000), Burst: 1})
 	s.follow(t, []vector{{0, 1, 0, 0, 100}, {0, 1, 0, 100, 100}, {99, 1, 0, 1, 1}, {100, 1, 0, 0, 100}})
 }
+
+// slots asks for one unit at a time at one moment and wants the delays, in milliseconds; below 0 a refusal and its wait.
+func (s *single) slots(t *testing.T, at int64, want ...int64) {
+	t.Helper()
+	for i, delay := range want {
+		o := s.ask(ms(at), 1)
+		if o.OK != (delay >= 0) || (o.OK && upMS(o.Delay) != delay) || (!o.OK && upMS(o.Retry) != -delay) {
+			t.Errorf("request %d at %d: %+v, want %d", i, at, o, delay)
+		}
+	}
+}
+
+func newQueue(t *testing.T, queue, delay int64, maxWait time.Duration) *single {
+	return newSingle(t, Policy{
+		Algorithm: LeakyBucket, Quota: 10, Window: ms(1000), Burst: queue + 1, Queue: queue - delay, MaxWait: maxWait,
+	})
+}
+
+func TestVectorsQueue(t *testing.T) {
+	s := newQueue(t, 5, 0, 0)
+	s.slots(t, 0, 0, 100, 200, 300, 400, 500, -100)
+	s.slots(t, 99, -1)
+	s.slots(t, 100, 500, -100) // the one that left made room for one
+	s.slots(t, 650, 50, 150, 250, 350, 450, -50)
+	s.slots(t, 2000, 0)
+
+	s = newQueue(t, 5, 3, 0)
+	s.slots(t, 0, 0, 0, 0, 0, 100, 200, -100)
+	s.slots(t, 100, 200, -100)
+}
+
+func TestVectorsQueueMaxWait(t *testing.T) {
+	newQueue(t, 5, 0, ms(250)).slots(t, 0, 0, 100, 200, -50)
+	newQueue(t, 5, 0, ms(300)).slots(t, 0, 0, 100, 200, 300, -100) // exactly as long is not longer
+	newQueue(t, 5, 0, ms(299)).slots(t, 0, 0, 100, 200, -1)
+	newQueue(t, 5, 3, ms(100)).slots(t, 0, 0, 0, 0, 0, 100, -100)
+	newQueue(t, 5, 0, time.Microsecond).slots(t, 0, 0, -100)
+	newQueue(t, 5, 0, MaxWindow).slots(t, 0, 0, 100, 200, 300, 400, 500, -100)
+}
+
+// The leaver: A 0, B 100, C 200, D 300; B leaves at 10, and a newcomer gets 300, for C and D have moved up.
+func TestVectorsQueueLeaver(t *testing.T) {
+	s := newQueue(t, 5, 0, 0)
+	s.slots(t, 0, 0)
+	b := s.ask(0, 1)
+	s.slots(t, 0, 200, 300)
+	leaves := Charge{Cost: -1, Mark: b.Mark}
+	if o := s.decide(ms(10), leaves); o.Remaining != s.l.Capacity-4 {
+		t.Errorf("a slot with others behind it was given back: %+v", o)
+	}
+	leaves.Force = true
+	s.decide(ms(10), leaves)
+	s.slots(t, 10, 290)
+	last := s.ask(ms(10), 1) // 390, that is at 400
+	s.decide(ms(10), Charge{Cost: -1, Mark: last.Mark})
+	s.slots(t, 10, 390)
+}
+
+func TestVectorsConcurrency(t *testing.T) {
+	s := newSingle(t, Policy{Algorithm: Concurrency, Quota: 2, Window: ms(60000)})
+	first := s.ask(ms(1000), 1)
+	for _, c := range []struct {
+		at     int64
+		charge Charge
+		want   Outcome
+	}{
+		{2000, Charge{Cost: 1}, Outcome{OK: true, Next: Unknown, Mark: 2_000_000}},
+		{3000, Charge{Cost: 1}, Outcome{Retry: Unknown, Next: Unknown}},
+		{3000, Charge{Cost: 3}, Outcome{Retry: Never, Next: Unknown}},
+		{3000, Charge{Cost: -1, Mark: first.Mark}, Outcome{OK: true, Remaining: 1, Next: Unknown, Mark: first.Mark}},
+		{3000, Charge{Cost: -1, Mark: first.Mark}, Outcome{OK: true, Remaining: 1, Next: Unknown, Mark: first.Mark}}, // once
+		{3000, Charge{Cost: 2}, Outcome{Remaining: 1, Retry: Unknown, Next: Unknown}},
+		{4000, Charge{Cost: 1}, Outcome{OK: true, Next: Unknown, Mark: 4_000_000}},
+		{61_999, Charge{Cost: 1}, Outcome{Retry: Unknown, Next: Unknown}},
+		{62_000, Charge{Cost: 1}, Outcome{OK: true, Next: Unknown, Mark: 62_000_000}}, // the lease of 2000 is over
+		{62_000, Charge{Cost: -1, Mark: 2_000_000}, Outcome{OK: true, Next: Unknown, Mark: 2_000_000}},
+		{200_000, Charge{Cost: 0}, Outcome{OK: true, Remaining: 2, Next: Never}},
+	} {
+		if got := s.decide(ms(c.at), c.charge); got != c.want {
+			t.Errorf("at %d %+v: %+v, want %+v", c.at, c.charge, got, c.want)
+		}
+	}
+}
+
+func TestVectorsBan(t *testing.T) {
+	ban := Ban("z")
+	r := request{}
+	ask := func(at int64, want int64) {
+		t.Helper()
+		if out, _ := r.apply(ms(at), Ask(ban, "k")); upMS(out[0].Retry) != want {
+			t.Errorf("at %d: %+v, want %d ms left", at, out[0], want)
+		}
+	}
+	ask(0, 0)
+	for _, at := range []int64{1000, 2000} { // the second does not extend the first
+		out, ok := r.apply(ms(at), Ask(ban, "k"), Banish(ban, "k", ms(5000)))
+		if ok != (at == 1000) || out[0].OK != ok {
+			t.Errorf("at %d: %+v", at, out)
+		}
+	}
+	ask(1000, 5000)
+	ask(5999, 1)
+	ask(6000, 0)
+	r.apply(ms(7000), Banish(ban, "k", ms(1000)))
+	r.apply(ms(7000), Banish(ban, "k", ms(2000))) // unasked, the times add up
+	ask(7000, 3000)
+}

@@ -14,7 +14,8 @@ import (
 // the one in service queue may wait, the first delay of them no time at all. What would wait longer than maxWait
 // is refused like what finds the queue full; a maxWait of 0 leaves it to the queue.
 //
-// Quota and window are as in [Meter]; queue is 1 or more, delay 0 to queue−1. [algorithms.Compile] says what is out of range.
+// Quota and window are as in [Meter]; queue is 1 or more, delay 0 to queue−1: if none of them had to wait it would be
+// a meter. [algorithms.Compile] says what is out of range.
 //
 // Source: the module reference of ngx_http_limit_req_module.
 func Queue(quota int64, window time.Duration, queue, delay int64, maxWait time.Duration) algorithms.Policy {
@@ -29,7 +30,7 @@ func Queue(quota int64, window time.Duration, queue, delay int64, maxWait time.D
 type Room struct {
 	store algorithms.Store
 
-	mu    sync.Mutex // also makes a decision and its place in the line one step
+	mu    sync.Mutex // makes a decision and its place in the line one step
 	lines map[place][]*ticket
 }
 
@@ -48,21 +49,26 @@ type place struct {
 type ticket struct {
 	wait  *Wait
 	place place
-	slot  time.Time
 	limit *algorithms.Limit
 	cost  int64
 	mark  int64
+	first time.Time // the slot that the store gave
+	gone  int64     // units before it in the line that went away since
 }
 
-// Wait is a request's time in the room.
+// slot is when the charge is served. All that went away counts at once, so that an interval which is no whole number
+// of ticks is rounded only once.
+func (t *ticket) slot() time.Time { return t.first.Add(-t.limit.Interval(t.gone)) }
+
+// Wait is a request's time in the room. One goroutine may use it.
 type Wait struct {
 	room    *Room
-	tickets []*ticket
+	tickets []*ticket     // none once the request has left
 	moved   chan struct{} // a slot of ours is earlier now
 }
 
 // Apply decides a batch as the store does, and puts each charge that is delayed in its line, but for dry runs. The Wait is nil
-// when the batch was refused or none was delayed; else the caller must call [Wait.Until] or [Wait.Leave].
+// when the batch was refused or none was delayed; else the request must leave the room, by [Wait.Until] or [Wait.Leave].
 func (r *Room) Apply(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) (*Wait, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -73,15 +79,15 @@ func (r *Room) Apply(ctx context.Context, charges []algorithms.Charge, out []alg
 	now := time.Now() // after the decision: a slot may be late by that much, never early
 	for i := range charges {
 		c := &charges[i]
-		if out[i].Delay <= 0 || c.DryRun || c.Peek || c.Check {
+		if out[i].Delay <= 0 || c.DryRun || !c.Commits() {
 			continue
 		}
 		if w == nil {
 			w = &Wait{room: r, moved: make(chan struct{}, 1)}
 		}
 		t := &ticket{
-			wait: w, place: place{c.Limit.Space, strings.Clone(c.Key)}, slot: now.Add(out[i].Delay),
-			limit: c.Limit, cost: c.Cost, mark: out[i].Mark,
+			wait: w, place: place{c.Limit.Space, strings.Clone(c.Key)}, limit: c.Limit, cost: c.Cost,
+			mark: out[i].Mark, first: now.Add(out[i].Delay),
 		}
 		w.tickets = append(w.tickets, t)
 		r.enter(t)
@@ -89,11 +95,12 @@ func (r *Room) Apply(ctx context.Context, charges []algorithms.Charge, out []alg
 	return w, nil
 }
 
-// enter puts a ticket in its line, which is ordered by slot.
+// enter puts a ticket in its line, which is ordered by slot: under a rate that a reload raised, a newcomer's may be earlier
+// than those that were given before.
 func (r *Room) enter(t *ticket) {
 	line := r.lines[t.place]
 	i := len(line)
-	for i > 0 && line[i-1].slot.After(t.slot) {
+	for i > 0 && line[i-1].slot().After(t.first) {
 		i--
 	}
 	r.lines[t.place] = slices.Insert(line, i, t)
@@ -102,9 +109,10 @@ func (r *Room) enter(t *ticket) {
 // Until waits for the last of the request's slots and leaves the room. When ctx ends first the request leaves as
 // in [Wait.Leave], and the error is the context's.
 func (w *Wait) Until(ctx context.Context) error {
-	timer := time.NewTimer(w.rest())
+	rest := w.rest()
+	timer := time.NewTimer(rest)
 	defer timer.Stop()
-	for {
+	for rest > 0 {
 		select {
 		case <-timer.C:
 		case <-w.moved:
@@ -112,69 +120,70 @@ func (w *Wait) Until(ctx context.Context) error {
 			w.Leave()
 			return context.Cause(ctx)
 		}
-		rest := w.rest()
-		if rest <= 0 {
-			w.room.mu.Lock()
-			defer w.room.mu.Unlock()
-			for _, t := range w.tickets {
-				w.room.remove(t)
-			}
-			return nil
-		}
+		rest = w.rest()
 		timer.Reset(rest)
 	}
+	return nil
 }
 
-// rest is the time to the last slot.
+// rest is the time to the last slot. Once that has come the request is no longer in the room.
 func (w *Wait) rest() time.Duration {
 	w.room.mu.Lock()
 	defer w.room.mu.Unlock()
 	var last time.Time
 	for _, t := range w.tickets {
-		if t.slot.After(last) {
-			last = t.slot
+		if slot := t.slot(); slot.After(last) {
+			last = slot
 		}
 	}
-	return time.Until(last)
+	rest := time.Until(last)
+	if rest <= 0 {
+		w.clear(func(*ticket, []*ticket) {})
+	}
+	return rest
 }
 
-// Leave gives up the request's slots: those that are still to come are given back. It may be called once, instead of Until.
+// Leave gives up the request's slots: those that are still to come are given back. Who has left before leaves nothing.
 func (w *Wait) Leave() {
-	r, now := w.room, time.Now()
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	w.room.mu.Lock()
+	defer w.room.mu.Unlock()
+	now := time.Now()
+	w.clear(func(t *ticket, behind []*ticket) {
+		if t.slot().After(now) { // else it is used up, like that of a request which is being served
+			w.room.giveBack(t, behind)
+		}
+	})
+}
+
+// clear takes the request out of its lines, and tells who stood behind it in each.
+func (w *Wait) clear(left func(t *ticket, behind []*ticket)) {
 	for _, t := range w.tickets {
-		behind := r.remove(t)
-		if !t.slot.After(now) {
-			continue // it is used up, like that of a request which is being served
+		line := w.room.lines[t.place]
+		i := slices.Index(line, t)
+		if line = slices.Delete(line, i, i+1); len(line) > 0 {
+			w.room.lines[t.place] = line
+		} else {
+			delete(w.room.lines, t.place)
 		}
-		for _, b := range behind {
-			b.slot = b.slot.Add(-t.limit.Interval(t.cost))
-			b.wait.wake()
-		}
-		// By force, since the slots behind it have moved up.
-		back := [1]algorithms.Charge{{Key: t.place.key, Limit: t.limit, Cost: -t.cost, Mark: t.mark, Force: true}}
-		var out [1]algorithms.Outcome
-		_ = r.store.Apply(context.Background(), back[:], out[:]) // a store in this process does not fail
+		left(t, line[i:])
 	}
+	w.tickets = nil
 }
 
-// remove takes a ticket out of its line and returns those behind it.
-func (r *Room) remove(t *ticket) (behind []*ticket) {
-	line := r.lines[t.place]
-	i := slices.Index(line, t)
-	if line = slices.Delete(line, i, i+1); len(line) == 0 {
-		delete(r.lines, t.place)
-	} else {
-		r.lines[t.place] = line
+// giveBack moves those behind up and returns the units: by force, since it is not the last slot that becomes free, but
+// after the move the last one is.
+func (r *Room) giveBack(t *ticket, behind []*ticket) {
+	for _, b := range behind {
+		if b.wait == t.wait {
+			continue // the same slot, and about to leave too
+		}
+		b.gone += t.cost
+		select {
+		case b.wait.moved <- struct{}{}:
+		default: // it will look anyway
+		}
 	}
-	return line[i:]
-}
-
-// wake makes the request look at its slots again.
-func (w *Wait) wake() {
-	select {
-	case w.moved <- struct{}{}:
-	default: // it will look anyway
-	}
+	back := [1]algorithms.Charge{{Key: t.place.key, Limit: t.limit, Cost: -t.cost, Mark: t.mark, Force: true}}
+	var out [1]algorithms.Outcome
+	_ = r.store.Apply(context.Background(), back[:], out[:]) // a store in this process does not fail
 }

@@ -52,7 +52,7 @@ func (v *visit) load() {
 
 // changed reports whether a charge left something to be written back. A refusal, a peek and a cost of 0 do not.
 func changed(c *algorithms.Charge, o *algorithms.Outcome, counter *algorithms.Counter, committed bool) bool {
-	return counter.Anchored || committed && o.OK && !c.Peek && !c.Check && c.Cost != 0
+	return counter.Anchored || committed && o.OK && c.Commits() && c.Cost != 0
 }
 
 // applyOne is what most batches need, without the loops.
