@@ -166,9 +166,13 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	z.rules++
 	z.units += r.Cost.Least()
 	for limit := range r.AllLimits() {
-		if z.severalRules() && z.units > limit.Capacity && limit.Capacity > 0 {
+		units := z.units
+		if limit.Algorithm == algorithms.Concurrency { // one lease a rule, whatever the cost
+			units = int64(z.rules)
+		}
+		if z.severalRules() && units > limit.Capacity && limit.Capacity > 0 {
 			logger.Warn("a request that meets all rules of this zone can never pass, because together they take more than it holds",
-				zap.String("zone", r.Zone), zap.Int("rules", z.rules), zap.Int64("units", z.units), zap.Int64("capacity", limit.Capacity))
+				zap.String("zone", r.Zone), zap.Int("rules", z.rules), zap.Int64("units", units), zap.Int64("capacity", limit.Capacity))
 			break
 		}
 	}

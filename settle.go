@@ -186,6 +186,7 @@ func (d *due) settle(r *http.Request, status int) {
 		case !debt.rule.Count.Counts(status):
 			debt.settle(debt.reserved)
 		case debt.rule.Ban != nil && debt.enforced:
+			// In Redis too before the client reads the rest of its answer: or it could guess on meanwhile.
 			d.h.punish(r, debt.rule, debt.key, debt.shared)
 		}
 	}
