@@ -23,7 +23,7 @@ import (
 // rule compiles a zone.
 func rule(t testing.TB, z Zone) *Rule {
 	t.Helper()
-	if z.MaxEvents == "" && len(z.Limit) == 0 {
+	if z.MaxEvents == "" && len(z.Limit) == 0 && z.Tier == nil {
 		z.Limit = Texts{"5/1m"}
 	}
 	repl := caddy.NewReplacer()

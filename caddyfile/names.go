@@ -105,14 +105,15 @@ func longName(name string) string {
 // check refuses names that have no value for sure, and warns of those that may have none where that matters.
 func (z *zoneCompiler) check(field, name, full string) error {
 	if rest, ok := strings.CutPrefix(full, "http.request."); ok {
-		switch {
-		case strings.HasPrefix(rest, bodyVars) && isKey(field):
-			z.warn("{%s} is empty unless the requestbodyvar plugin is there; an empty key falls back to the client address", name)
+		if strings.HasPrefix(rest, bodyVars) {
+			then := ""
+			if isKey(field) {
+				then = "; an empty key falls back to the client address"
+			}
+			z.warn("{%s} is empty unless the requestbodyvar plugin is there%s", name, then)
 			return nil
-		case strings.HasPrefix(rest, bodyVars):
-			z.warn("{%s} is empty unless the requestbodyvar plugin is there", name)
-			return nil
-		case !knownRequestName(rest):
+		}
+		if !knownRequestName(rest) {
 			return unknownPlaceholder(name)
 		}
 		z.warnUseless(field, name, full)

@@ -5,7 +5,6 @@ package caddyfile
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -33,7 +32,7 @@ func (z *zoneCompiler) queue(limits int) (*queueBounds, error) {
 	var delay int64
 	if q.Delay != "" {
 		var delayKnown bool
-		if delay, delayKnown, err = z.integer(q.Delay, 0, math.MaxInt64); err != nil {
+		if delay, delayKnown, err = z.integer(q.Delay, 0, algorithms.MaxExact); err != nil {
 			return nil, z.fail("queue.delay", -1, err)
 		}
 		known = known && delayKnown
