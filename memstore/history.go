@@ -1,10 +1,11 @@
 package memstore
 
-// The sliding log's entries, which a slot of fixed size cannot hold.
+// The entries of sliding logs and leases, which a slot of fixed size cannot hold.
 
 import "github.com/caddy-sluice/sluice/algorithms"
 
-// history keeps the log of one key: a part of an array that the entries move through as old ones expire and new ones come.
+// history keeps the log of one key: a part of an array that the entries move through as old ones expire or are given back
+// and new ones come.
 type history struct {
 	array   []algorithms.Entry // all of it, len == cap
 	from    int

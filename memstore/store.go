@@ -3,14 +3,15 @@
 //
 // What it promises beyond the contract of [algorithms.Store]:
 //
-//   - A counter costs about 40 bytes, whatever the quota and the length of the key. A sliding log costs about 40 more,
-//     and 16 for each moment at which it admitted something.
+//   - A counter costs about 40 bytes, whatever the quota and the length of the key. A sliding log and the leases of a
+//     key cost about 40 more, and 16 for each moment at which something was admitted.
 //   - Keys are not kept. A key is a keyed hash of at least 86 bits under seeds that are new in each process, so nobody
 //     can prepare keys that meet; at a million keys held and a million new ones a second, two would share a counter
 //     once in two million years.
 //   - A space (zone, algorithm, window) holds at most [algorithms.Limit.MaxKeys] keys. Idle keys are forgotten first,
-//     then the ones that use the least of their capacity, so a key that is being limited is the last to go. The use is
-//     judged and not how recently a key was seen, because a refusal leaves no trace.
+//     then the ones that use the least of their capacity, so a key that is being limited is the last to go, as are a long
+//     ban and a key with many requests in flight. The use is judged and not how recently a key was seen, because a refusal
+//     leaves no trace.
 //   - Counters are shared by name and survive as long as one [Zone] of that name is open.
 package memstore
 

@@ -31,6 +31,7 @@ func TestDifferential(t *testing.T) {
 
 var everyAlgorithm = []algorithms.Algorithm{
 	algorithms.FixedWindow, algorithms.SlidingLog, algorithms.SlidingWindow, algorithms.TokenBucket, algorithms.LeakyBucket,
+	algorithms.Concurrency,
 }
 
 func limit(t testing.TB, zone string, a algorithms.Algorithm, quota int64, window time.Duration) *algorithms.Limit {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,9 +16,9 @@ import (
 
 // Differential applies n random batches to store and to a [Reference] on the same clock and fails on the first
 // answer that differs. The store must be empty. A failure names the seed that repeats it.
-func Differential(t testing.TB, store algorithms.Store, clock *Clock, n int, seed uint64) {
+func Differential(t testing.TB, store algorithms.Store, clock *Clock, n int, seed uint64, opts ...Option) {
 	t.Helper()
-	w := newWalk(t, clock, seed)
+	w := newWalk(t, clock, seed, slices.Contains(opts, CountingOnly))
 	reference := NewReference(clock.Now)
 	for i := range n {
 		batch := w.batch()
@@ -42,14 +43,15 @@ func Differential(t testing.TB, store algorithms.Store, clock *Clock, n int, see
 }
 
 func describe(c algorithms.Charge, o algorithms.Outcome) string {
-	return fmt.Sprintf("%+v key %q cost %d mark %d held %d peek %t force %t dry %t answered %+v",
-		c.Limit.Policy, c.Key, c.Cost, c.Mark, c.Held, c.Peek, c.Force, c.DryRun, o)
+	return fmt.Sprintf("%+v key %q cost %d mark %d held %d peek %t check %t force %t dry %t answered %+v",
+		c.Limit.Policy, c.Key, c.Cost, c.Mark, c.Held, c.Peek, c.Check, c.Force, c.DryRun, o)
 }
 
 // walk is a random walk through requests and moments.
 type walk struct {
 	*rand.Rand
-	clock *Clock
+	clock        *Clock
+	countingOnly bool
 	// limits[g] are the limits of configuration g: the same zones with other quotas, as before and after a reload.
 	limits [2][]*algorithms.Limit
 	config int
@@ -57,10 +59,14 @@ type walk struct {
 	marks  []algorithms.Charge // what was taken and can be given back
 }
 
-func newWalk(t testing.TB, clock *Clock, seed uint64) *walk {
-	w := &walk{Rand: rand.New(rand.NewPCG(seed, 0)), clock: clock}
+func newWalk(t testing.TB, clock *Clock, seed uint64, countingOnly bool) *walk {
+	w := &walk{Rand: rand.New(rand.NewPCG(seed, 0)), clock: clock, countingOnly: countingOnly}
+	policies := walkPolicies
+	if !countingOnly {
+		policies = append(slices.Clone(policies), walkBeyond...)
+	}
 	for g := range w.limits {
-		for i, p := range walkPolicies {
+		for i, p := range policies {
 			if g == 1 {
 				p = reloaded(p)
 			}
@@ -101,6 +107,17 @@ var walkPolicies = []algorithms.Policy{
 	{Algorithm: algorithms.TokenBucket, Quota: 0, Window: time.Second},
 }
 
+// walkBeyond are those that go beyond counting; the last one's counters are bans.
+var walkBeyond = []algorithms.Policy{
+	{Algorithm: algorithms.LeakyBucket, Quota: 10, Window: time.Second, Burst: 6, Queue: 5},
+	{Algorithm: algorithms.LeakyBucket, Quota: 7, Window: 13 * time.Second, Burst: 12, Queue: 5, MaxWait: 6 * time.Second},
+	{Algorithm: algorithms.Concurrency, Quota: 4, Window: time.Minute},
+	{Algorithm: algorithms.LeakyBucket, Quota: 999, Window: year, Burst: 999, Queue: 900, MaxWait: 100 * day},
+	{Algorithm: algorithms.LeakyBucket, Quota: 1_000_000, Window: time.Second, Burst: 20, Queue: 3},
+	{Algorithm: algorithms.Concurrency, Quota: 1, Window: 3 * time.Millisecond},
+	{Algorithm: algorithms.TokenBucket, Quota: 1, Window: time.Microsecond, Burst: 1},
+}
+
 // reloaded is the same policy after a reload that changed its quota.
 func reloaded(p algorithms.Policy) algorithms.Policy {
 	switch {
@@ -125,18 +142,36 @@ func (w *walk) batch() []algorithms.Charge {
 		w.config = 1 - w.config
 	}
 	// Few zones at a time, so that charges meet what others left.
-	first, zones := w.round/500%len(walkPolicies), 4
+	limits := w.limits[w.config]
+	first, zones := w.round/500%len(limits), 4
 	batch := make([]algorithms.Charge, 1+max(0, w.IntN(7)-3))
 	for i := range batch {
-		zone := (first + w.IntN(zones)) % len(walkPolicies)
-		batch[i] = w.charge(w.limits[w.config][zone])
+		batch[i] = w.charge(limits[(first+w.IntN(zones))%len(limits)])
+	}
+	if l := limits[first]; !w.countingOnly && w.IntN(4) == 0 {
+		batch = append(batch, w.pair(l)...)
 	}
 	return batch
 }
 
+// pair is two charges that belong together: a lease renewed, or a key banned unless it is.
+func (w *walk) pair(l *algorithms.Limit) []algorithms.Charge {
+	c := w.charge(l)
+	again := algorithms.Charge{Key: c.Key, Limit: l, Cost: max(1, -c.Cost), Force: true}
+	if c.Cost >= 0 {
+		c = algorithms.Ask(l, c.Key)
+		again.Cost = 1 + w.Int64N(10_000_000)
+	}
+	return []algorithms.Charge{c, again}
+}
+
 func (w *walk) charge(l *algorithms.Limit) algorithms.Charge {
 	c := algorithms.Charge{Key: fmt.Sprint("key", w.round/5000, w.IntN(2)), Limit: l, Cost: 1}
-	switch w.IntN(12) {
+	kinds := 14
+	if w.countingOnly {
+		kinds = 12
+	}
+	switch w.IntN(kinds) {
 	case 0:
 		c.Cost = 0
 	case 1, 2, 3:
@@ -154,6 +189,13 @@ func (w *walk) charge(l *algorithms.Limit) algorithms.Charge {
 	case 9:
 		if c.Force = w.IntN(4) == 0; c.Force {
 			c.Cost = 1 + w.Int64N(2*l.Capacity+1)
+		}
+	case 12:
+		c.Check = true
+	case 13: // from the end of a queue only; taken gives back by force
+		if r, ok := w.taken(l); ok {
+			r.Force = false
+			return r
 		}
 	}
 	return c
@@ -190,8 +232,10 @@ func (w *walk) step(batch []algorithms.Charge, out []algorithms.Outcome) {
 	case k < 14: // the same moment
 	case k < 22:
 		w.advance(out[i].Retry, micro)
-	case k < 27:
+	case k < 25:
 		w.advance(out[i].Next, micro)
+	case k < 27:
+		w.advance(max(out[i].Delay, out[i].Next), micro)
 	case k < 32:
 		w.clock.align(window)
 		w.clock.Advance(micro)

@@ -21,6 +21,7 @@ var faults = []string{
 	"lost updates", "ignores the zone", "ignores the algorithm", "ignores the window", "counts the quota in",
 	"truncates keys", "joins zone and key", "keeps the caller's key", "expires after the window", "milliseconds",
 	"forgets refunds", "refunds to any window", "reads a wrong clock", "answers late", "ignores force", "no retry",
+	"no delay", "delays a refusal", "gives back any slot", "commits a check", "ignores a check", "waits for leases", "leases for good",
 }
 
 // faulty is the reference store with one fault.
@@ -118,6 +119,12 @@ func (f *faulty) apply(charges []algorithms.Charge, out []algorithms.Outcome) {
 			out[i].Remaining = out[0].Remaining
 		case f.is("no retry") && out[i].Retry == algorithms.Never:
 			out[i].Retry = c.Limit.Window
+		case f.is("no delay"):
+			out[i].Delay = 0
+		case f.is("delays a refusal") && c.Limit.Queue > 0 && !out[i].OK:
+			out[i].Delay = out[i].Retry
+		case f.is("waits for leases") && out[i].Retry == algorithms.Unknown:
+			out[i].Retry = c.Limit.Window
 		}
 	}
 }
@@ -133,6 +140,16 @@ func (f *faulty) spoil(c *algorithms.Charge) {
 		c.Mark = now - now%c.Limit.Window.Microseconds()
 	case f.is("ignores force"):
 		c.Force = false
+	case f.is("gives back any slot"):
+		c.Force = c.Force || c.Cost < 0
+	case f.is("commits a check"):
+		c.Check = false
+	case f.is("ignores a check") && c.Check:
+		c.Check, c.Peek = false, true
+	case f.is("leases for good") && c.Limit.Algorithm == algorithms.Concurrency:
+		space := c.Limit.Space
+		c.Limit, _ = algorithms.Compile(space.Zone, algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: c.Limit.Quota, Window: algorithms.MaxWindow})
+		c.Limit.Space = space
 	}
 }
 

@@ -10,19 +10,37 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
+// Option narrows what a store is held to.
+type Option int
+
+// CountingOnly leaves out what goes beyond counting: queues, leases, checks and bans.
+const CountingOnly Option = 1
+
+// group is cases, and the policies that [subject.each] runs them for.
+type group struct {
+	name     string
+	cases    []testCase
+	policies []algorithms.Policy
+}
+
 // Run holds a store to every promise that can be seen through [algorithms.Store]. newStore must return an
 // empty store that takes its time from clock; it is called once per test, and Run closes what it returns.
-func Run(t *testing.T, newStore func(t *testing.T, clock *Clock) algorithms.Store) {
-	groups := []struct {
-		name  string
-		cases []testCase
-	}{
-		{"promise", promiseCases},
-		{"batch", batchCases},
-		{"refund", refundCases},
-		{"field", fieldCases},
-		{"concurrent", concurrentCases},
-		{"differential", []testCase{{"random_batches", func(s *subject) { Differential(s, s.store, s.clock, 5000, 1) }}}},
+func Run(t *testing.T, newStore func(t *testing.T, clock *Clock) algorithms.Store, opts ...Option) {
+	groups := []group{
+		{"promise", promiseCases, policies},
+		{"batch", batchCases, nil},
+		{"refund", refundCases, nil},
+		{"field", fieldCases, nil},
+		{"concurrent", concurrentCases, nil},
+		{"differential", []testCase{{"random_batches", func(s *subject) { Differential(s, s.store, s.clock, 5000, 1, opts...) }}}, nil},
+	}
+	if !slices.Contains(opts, CountingOnly) {
+		groups = append(groups,
+			group{"queue_promise", promiseCases, queuePolicies},
+			group{"queue", queueCases, nil},
+			group{"lease", leaseCases, leasePolicies},
+			group{"ban", banCases, nil},
+		)
 	}
 	for _, g := range groups {
 		t.Run(g.name, func(t *testing.T) {
@@ -35,7 +53,7 @@ func Run(t *testing.T, newStore func(t *testing.T, clock *Clock) algorithms.Stor
 							t.Errorf("close: %v", err)
 						}
 					}()
-					c.run(&subject{T: t, store: store, clock: clock})
+					c.run(&subject{T: t, store: store, clock: clock, policies: g.policies})
 				})
 			}
 		})
@@ -51,8 +69,9 @@ type testCase struct {
 // what must hold of any answer.
 type subject struct {
 	*testing.T
-	store algorithms.Store
-	clock *Clock
+	store    algorithms.Store
+	clock    *Clock
+	policies []algorithms.Policy
 }
 
 // policies are one or two of each kind, with a coarse tick, a fraction and large numbers among them.
@@ -81,7 +100,7 @@ func (s *subject) limit(zone string, p algorithms.Policy) *algorithms.Limit {
 func (s *subject) apply(charges ...algorithms.Charge) []algorithms.Outcome {
 	s.Helper()
 	// Longer than needed, and dirty: a store answers every charge in full and touches nothing else.
-	dirty := algorithms.Outcome{OK: true, Remaining: -7, Retry: 7, Next: -7, Mark: 7}
+	dirty := algorithms.Outcome{OK: true, Remaining: -7, Retry: 7, Next: -7, Delay: 7, Mark: 7}
 	out := make([]algorithms.Outcome, len(charges)+1)
 	for i := range out {
 		out[i] = dirty
@@ -106,16 +125,26 @@ func plausible(c *algorithms.Charge, o algorithms.Outcome) string {
 	switch {
 	case o.Remaining < 0 || o.Remaining > c.Limit.Capacity:
 		return "remaining out of range"
-	case o.OK != (o.Retry == 0) || o.Retry < 0:
-		return "a wait must be above 0 exactly when refused"
-	case o.Next <= 0:
-		return "next must be above 0"
+	case o.OK != (o.Retry == 0):
+		return "a wait must be exactly when refused"
+	case !isWait(c, o.Retry) || !isWait(c, o.Next) || o.Next == 0:
+		return "a wait must be above 0, but for units in flight, where it must be unknown or never"
+	case o.Delay < 0 || o.Delay > 0 && (!o.OK || c.Cost <= 0 || c.Limit.Queue == 0):
+		return "a delay must be of what passes a queue"
 	case (o.Next == algorithms.Never) != (o.Remaining == c.Limit.Capacity):
 		return "next must be never exactly when nothing more can become available"
 	case !o.OK && (c.Cost <= 0 || c.Force):
 		return "what takes nothing or is forced cannot be refused"
 	}
 	return ""
+}
+
+// isWait reports whether a time may be a wait of the charge's limit.
+func isWait(c *algorithms.Charge, d time.Duration) bool {
+	if c.Limit.Algorithm == algorithms.Concurrency {
+		return d == 0 || d == algorithms.Unknown || d == algorithms.Never
+	}
+	return d >= 0
 }
 
 func (s *subject) ask(l *algorithms.Limit, key string, cost int64) algorithms.Outcome {
@@ -158,7 +187,7 @@ func (s *subject) left(l *algorithms.Limit, key string, want int64) {
 
 // each runs body for one limit of every kind, each in a zone of its own and a little after the start of a window.
 func (s *subject) each(body func(s *subject, l *algorithms.Limit)) {
-	for i, p := range policies {
+	for i, p := range s.policies {
 		s.Run(p.Algorithm.String()+"_"+p.Window.String(), func(t *testing.T) {
 			sub := &subject{T: t, store: s.store, clock: s.clock}
 			sub.clock.align(p.Window)

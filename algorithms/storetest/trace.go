@@ -3,19 +3,22 @@ package storetest
 // Traces: requests with their right answers, one a line, for people first. The same files are read by every
 // store's tests and, through the Reference, by those of the pure decision. The form:
 //
-//	limit <zone> <algorithm> <quota>/<window> [burst <n>]      a later line for the same zone is a reload
+//	limit <zone> <algorithm> <quota>/<window> [burst <n>] [queue <n>] [max_wait <wait>]
+//	                                                           a later line for the same zone is a reload
 //	<time> <zone> <key> <cost> [option...] [; ...] -> <answer> [; ...]
 //
 // A time counts from the start of the trace, a whole number of days since the epoch; it may step back.
-// Options: peek, force, dry, held <n>, as <name> (remember what was taken), of <name> (give it back).
-// An answer is "ok <remaining>" or "no <remaining> retry <wait>", then, if it is to be checked, "next <wait>";
-// a wait is a Go duration or never. Empty lines and what follows a # are skipped.
+// Options: peek, check, force, dry, held <n>, as <name> (remember what was taken), of <name> (give it back).
+// An answer is "ok <remaining>", with "delay <wait>" unless it is 0, or "no <remaining> retry <wait>"; then, if it is to be
+// checked, "next <wait>". A wait is a Go duration, never or unknown. Empty lines and what follows a # are skipped.
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -25,21 +28,24 @@ import (
 )
 
 // Traces replays every *.trace file of dir, each on a new store.
-func Traces(t *testing.T, dir string, newStore func(t *testing.T, clock *Clock) algorithms.Store) {
+func Traces(t *testing.T, dir string, newStore func(t *testing.T, clock *Clock) algorithms.Store, opts ...Option) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.trace"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no *.trace files in %s: %v", dir, err)
 	}
 	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps, err := parseTrace(string(text))
+		if err != nil {
+			t.Fatalf("%s:%v", filepath.Base(file), err)
+		}
+		if slices.Contains(opts, CountingOnly) && slices.ContainsFunc(steps, traceStep.beyondCounting) {
+			continue
+		}
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".trace"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			steps, err := parseTrace(string(text))
-			if err != nil {
-				t.Fatalf("%s:%v", filepath.Base(file), err)
-			}
 			clock := NewClock()
 			store := newStore(t, clock)
 			defer func() {
@@ -61,6 +67,12 @@ type traceStep struct {
 	charges []algorithms.Charge
 	as, of  []string // per charge: the name its mark is kept under, the name of the mark it gives back
 	want    []traceAnswer
+}
+
+func (s traceStep) beyondCounting() bool {
+	return slices.ContainsFunc(s.charges, func(c algorithms.Charge) bool {
+		return c.Check || c.Limit.Queue > 0 || c.Limit.Algorithm == algorithms.Concurrency
+	})
 }
 
 type traceAnswer struct {
@@ -89,7 +101,10 @@ func replay(store algorithms.Store, clock *Clock, steps []traceStep) error {
 		}
 		for i, want := range s.want {
 			got := out[i]
-			if got.OK != want.OK || got.Remaining != want.Remaining || got.Retry != want.Retry || (want.next && got.Next != want.Next) {
+			if !want.next {
+				want.Next = got.Next
+			}
+			if want.Mark = got.Mark; got != want.Outcome {
 				return fmt.Errorf("%d: charge %d is answered %q, want %q", s.line, i+1,
 					answerText(got, want.next), answerText(want.Outcome, want.next))
 			}
@@ -109,6 +124,9 @@ func answerText(o algorithms.Outcome, next bool) string {
 	if !o.OK {
 		text = fmt.Sprintf("no %d retry %s", o.Remaining, waitText(o.Retry))
 	}
+	if o.Delay != 0 {
+		text += " delay " + waitText(o.Delay)
+	}
 	if next {
 		text += " next " + waitText(o.Next)
 	}
@@ -116,8 +134,11 @@ func answerText(o algorithms.Outcome, next bool) string {
 }
 
 func waitText(d time.Duration) string {
-	if d == algorithms.Never {
+	switch d {
+	case algorithms.Never:
 		return "never"
+	case algorithms.Unknown:
+		return "unknown"
 	}
 	return d.String()
 }
@@ -151,10 +172,13 @@ func parseTrace(text string) ([]traceStep, error) {
 }
 
 func parseLimit(words []string) (*algorithms.Limit, error) {
-	if len(words) != 3 && (len(words) != 5 || words[3] != "burst") {
-		return nil, fmt.Errorf("want: limit <zone> <algorithm> <quota>/<window> [burst <n>]")
+	if len(words) < 3 || len(words)%2 == 0 {
+		return nil, errLimit
 	}
 	a, ok := algorithms.ParseAlgorithm(words[1])
+	if words[1] == algorithms.Concurrency.String() {
+		a, ok = algorithms.Concurrency, true
+	}
 	if !ok {
 		return nil, fmt.Errorf("unknown algorithm %q, want one of %v", words[1], algorithms.AlgorithmNames())
 	}
@@ -167,13 +191,25 @@ func parseLimit(words []string) (*algorithms.Limit, error) {
 	if p.Window, err = time.ParseDuration(window); err != nil {
 		return nil, err
 	}
-	if len(words) == 5 {
-		if p.Burst, err = strconv.ParseInt(words[4], 10, 64); err != nil {
-			return nil, err
+	for i := 3; i < len(words) && err == nil; i += 2 {
+		switch words[i] {
+		case "burst":
+			p.Burst, err = strconv.ParseInt(words[i+1], 10, 64)
+		case "queue":
+			p.Queue, err = strconv.ParseInt(words[i+1], 10, 64)
+		case "max_wait":
+			p.MaxWait, err = time.ParseDuration(words[i+1])
+		default:
+			err = errLimit
 		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	return algorithms.Compile(words[0], p)
 }
+
+var errLimit = errors.New("want: limit <zone> <algorithm> <quota>/<window> [burst <n>] [queue <n>] [max_wait <wait>]")
 
 func parseStep(line string, limits map[string]*algorithms.Limit) (s traceStep, err error) {
 	request, answers, ok := strings.Cut(line, "->")
@@ -223,6 +259,9 @@ func (s *traceStep) parseCharge(words []string, limits map[string]*algorithms.Li
 		case "peek":
 			c.Peek = true
 			continue
+		case "check":
+			c.Check = true
+			continue
 		case "force":
 			c.Force = true
 			continue
@@ -236,7 +275,7 @@ func (s *traceStep) parseCharge(words []string, limits map[string]*algorithms.Li
 		case "of":
 			of = value
 		default:
-			err = fmt.Errorf("unknown option %q, want peek, force, dry, held, as or of", words[i])
+			err = fmt.Errorf("unknown option %q, want peek, check, force, dry, held, as or of", words[i])
 		}
 		if err == nil && value == "" {
 			err = fmt.Errorf("option %q wants a value", words[i])
@@ -251,37 +290,42 @@ func (s *traceStep) parseCharge(words []string, limits map[string]*algorithms.Li
 }
 
 func parseAnswer(words []string) (a traceAnswer, err error) {
-	wrong := fmt.Errorf("answer %q, want: ok <remaining> | no <remaining> retry <wait>, then [next <wait>]", words)
+	wrong := fmt.Errorf("answer %q, want: ok <remaining> [delay <wait>] | no <remaining> retry <wait>, then [next <wait>]", words)
 	if len(words) < 2 || (words[0] != "ok" && words[0] != "no") {
 		return a, wrong
 	}
 	if a.Remaining, err = strconv.ParseInt(words[1], 10, 64); err != nil {
 		return a, err
 	}
-	a.OK, words = words[0] == "ok", words[2:]
-	if !a.OK {
-		if len(words) < 2 || words[0] != "retry" {
+	a.OK = words[0] == "ok"
+	for words = words[2:]; len(words) >= 2; words = words[2:] {
+		var wait *time.Duration
+		switch words[0] {
+		case "retry":
+			wait = &a.Retry
+		case "delay":
+			wait = &a.Delay
+		case "next":
+			wait, a.next = &a.Next, true
+		default:
 			return a, wrong
 		}
-		if a.Retry, err = parseWait(words[1]); err != nil {
+		if *wait, err = parseWait(words[1]); err != nil {
 			return a, err
 		}
-		words = words[2:]
 	}
-	if len(words) == 0 {
-		return a, nil
-	}
-	if len(words) != 2 || words[0] != "next" {
+	if len(words) > 0 || a.OK != (a.Retry == 0) {
 		return a, wrong
 	}
-	a.next = true
-	a.Next, err = parseWait(words[1])
-	return a, err
+	return a, nil
 }
 
 func parseWait(word string) (time.Duration, error) {
-	if word == "never" {
+	switch word {
+	case "never":
 		return algorithms.Never, nil
+	case "unknown":
+		return algorithms.Unknown, nil
 	}
 	return time.ParseDuration(word)
 }
