@@ -43,7 +43,7 @@ var leaseCases = []testCase{
 	{"5_above_capacity_never", aboveCapacityNever},
 	{"6_peek_changes_nothing", peekChangesNothing},
 	{"6_cost_zero_takes_nothing", costZeroTakesNothing},
-	{"one_each", leaseOneEach},
+	{"F51_given_back_once", leaseOneEach},
 	{"expire_exactly", leaseExpires},
 	{"renewed", leaseRenewed},
 	{"of_one_moment", leasesOfOneMoment},
