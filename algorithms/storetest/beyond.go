@@ -38,6 +38,7 @@ var queueCases = []testCase{
 	{"concurrent", queueConcurrent},
 }
 
+// leaseCases begin with the numbered promises that need no wait: there is none for units in flight.
 var leaseCases = []testCase{
 	{"2_remaining_is_true", remainingIsTrue},
 	{"5_above_capacity_never", aboveCapacityNever},
