@@ -23,11 +23,18 @@ local PAD = 60000000 -- µs that a key outlives its use: a TTL is garbage collec
 local FORMAT, STATE, STATE_SIZE = 1, '>BI7I7I7I5', 27
 local FIXED, LOG, SLIDING = 1, 2, 3 -- greater: the meter
 
--- log makes the functions of the log kernel, which few calls need.
+-- The row in which a charge of a batch of several is put by, until the batch is decided. A charge that comes alone, as
+-- most do, stays in hand. From AT on it is the charge's counter: at, T, A, B, left, lives, changed, and for a log its
+-- kernel's table. OWNER is the first charge of the batch on the same counter; its row keeps the counter.
+local FLAGS, COST, MARK, HELD, LIMIT, KEY, RETRY, OWNER = 1, 2, 3, 4, 5, 6, 7, 8
+local AT, KERNEL = 9, 16
+
+-- rare makes the functions that few calls need: the log kernel, another scale, giving back, and counters that several
+-- charges of a batch share.
 --
--- State: format, T, A, S (the last running sum), head, n, then n entries (moment, running sum), those before head dead;
+-- State of a log: format, T, A, S (the last running sum), head, n, then n entries (moment, running sum), those before head dead;
 -- counted from 0. A small log is read and written whole; of a large one only what a decision needs.
-local function log()
+local function rare()
   local HEADER, ENTRY, HEADER_SIZE, ENTRY_SIZE = '>BI7I7I7I4I4c0', '>I7I7', 30, 14
   local SMALL = 64 -- entries
   local min, floor = math.min, math.floor
@@ -178,21 +185,64 @@ local function log()
     call('SET', c.key, header(c, live), 'PX', ttl)
   end
 
+  -- rescale converts a meter's level from one scale to another, rounded up.
+  function k.rescale(level, from, to)
+    if from <= 0 then return level end
+    local rest = level % from
+    local units = (level - rest) / from
+    if units > (EXACT - to - (EXACT - to) % to) / to then return EXACT end
+    if rest > (EXACT - EXACT % to) / to then return (units + 1) * to end
+    local product = rest * to
+    return units * to + (product + -product % from) / from
+  end
+
+  -- giveBack returns units only to what they were taken from, as far as it still stands: A, B, changed.
+  function k.giveBack(l, units, mark, at, T, A, B, c)
+    if c then return A, B, k.remove(c, units, mark) end
+    if l.algorithm > SLIDING then
+      if at >= mark or A == 0 then return A, B, false end
+      local most = (EXACT - EXACT % l.den) / l.den
+      if units > most then units = most end
+      return math.max(0, A - units * l.den), B, true
+    end
+    if mark == T and A > 0 then return math.max(0, A - units), B, true end
+    if mark == T - l.window and B > 0 then return A, math.max(0, B - units), true end
+    return A, B, false
+  end
+
+  function k.putBack(row, at, T, A, B, left, changed)
+    row[AT], row[AT + 1], row[AT + 2], row[AT + 3], row[AT + 4], row[AT + 6] = at, T, A, B, left, changed
+  end
+
+  -- together decides a batch in which charges share a counter: on the sum with the others that would be committed to it.
+  -- A dry run counts the enforced charges, never the other way round. It reports whether the batch is committed.
+  function k.together(rows, n, wait)
+    local commit = true
+    for i = 1, n do
+      local row = rows[i]
+      local flags, asked = row[FLAGS], row[COST]
+      if flags % 16 >= 8 or asked < 0 then asked = 0 end
+      if flags < 16 and asked > 0 then
+        for j = 1, n do
+          local other = rows[j]
+          local f = other[FLAGS]
+          if j ~= i and other[OWNER] == row[OWNER] and f < 16 and other[COST] > 0 and not (f % 8 >= 4 and flags % 8 < 4) then
+            asked = asked + other[COST]
+            if asked > EXACT then asked = EXACT + 1 end
+          end
+        end
+      end
+      local at, T, A, B, left, _, _, c = spread(rows[row[OWNER]], AT, KERNEL)
+      row[RETRY] = wait(row[LIMIT], asked, row[HELD], at, T, A, B, left, c)
+      commit = commit and (row[RETRY] == 0 or flags >= 4)
+    end
+    return commit
+  end
+
   return k
 end
 
-local k -- the log kernel, once it is needed
-
--- rescale converts a meter's level from one scale to another, rounded up.
-local function rescale(level, from, to)
-  if from <= 0 then return level end
-  local rest = level % from
-  local units = (level - rest) / from
-  if units > (EXACT - to - (EXACT - to) % to) / to then return EXACT end
-  if rest > (EXACT - EXACT % to) / to then return (units + 1) * to end
-  local product = rest * to
-  return units * to + (product + -product % from) / from
-end
+local k -- what rare made, once it is needed
 
 -- open brings a counter to the moment that counts: at, T, A, B, left, changed.
 local function open(l, T, A, B, c)
@@ -224,7 +274,8 @@ local function open(l, T, A, B, c)
     if A > 0 then
       local num, elapsed = l.num, (last - T) / tick
       if B ~= den then
-        A = rescale(A, B, den)
+        k = k or rare()
+        A = k.rescale(A, B, den)
         if A > l.ceiling then A = l.ceiling end
       end
       if elapsed >= (A + -A % num) / num then
@@ -283,20 +334,6 @@ local function used(l, A, B, left, c)
   return A + (B + -B % l.ticks) / l.ticks
 end
 
--- giveBack returns units only to what they were taken from, as far as it still stands: A, B, changed.
-local function giveBack(l, units, mark, at, T, A, B, c)
-  if c then return A, B, k.remove(c, units, mark) end
-  if l.algorithm > SLIDING then
-    if at >= mark or A == 0 then return A, B, false end
-    local most = (EXACT - EXACT % l.den) / l.den
-    if units > most then units = most end
-    return math.max(0, A - units * l.den), B, true
-  end
-  if mark == T and A > 0 then return math.max(0, A - units), B, true end
-  if mark == T - l.window and B > 0 then return A, math.max(0, B - units), true end
-  return A, B, false
-end
-
 -- take commits a cost above 0: A, mark.
 local function take(l, cost, at, T, A, c)
   if l.algorithm > SLIDING then
@@ -338,7 +375,7 @@ end
 -- limit reads the i-th limit; the log and the window send their ticks where the meter sends num.
 local function limit(i)
   local algorithm, capacity, window, tick, num, den, ceiling = unpack('>Bi8i8i8i8i8i8', ARGV[1], i * 49 - 48)
-  if algorithm == LOG then k = k or log() end
+  if algorithm == LOG then k = k or rare() end
   return {
     algorithm = algorithm, capacity = capacity, window = window, tick = tick,
     num = num, den = den, ceiling = ceiling, ticks = num, most = (EXACT - EXACT % num) / num,
@@ -358,42 +395,7 @@ local function read(key, l)
   return format == FORMAT and T, A, B, lives
 end
 
--- Of a batch of several charges, each is put by in a row that the loops below take in hand again: flags, cost, mark,
--- held, limit, key, retry, owner (the first charge on the same counter, whose row keeps it), and of the counter at, T, A,
--- B, left, lives, changed, log. A charge that comes alone, as most do, stays in hand.
-local FLAGS, COST, MARK, HELD, LIMIT, KEY, RETRY, OWNER = 1, 2, 3, 4, 5, 6, 7, 8
-local AT, KERNEL = 9, 16
 local rows
-
-local function putBack(row, at, T, A, B, left, changed)
-  row[AT], row[AT + 1], row[AT + 2], row[AT + 3], row[AT + 4], row[AT + 6] = at, T, A, B, left, changed
-end
-
--- together decides a batch in which charges share a counter: on the sum with the others that would be committed to it.
--- A dry run counts the enforced charges, never the other way round. It reports whether the batch is committed.
-local function together(n)
-  local commit = true
-  for i = 1, n do
-    local row = rows[i]
-    local flags, asked = row[FLAGS], row[COST]
-    if flags % 16 >= 8 or asked < 0 then asked = 0 end
-    if flags < 16 and asked > 0 then
-      for j = 1, n do
-        local other = rows[j]
-        local f = other[FLAGS]
-        if j ~= i and other[OWNER] == row[OWNER] and f < 16 and other[COST] > 0 and not (f % 8 >= 4 and flags % 8 < 4) then
-          asked = asked + other[COST]
-          if asked > EXACT then asked = EXACT + 1 end
-        end
-      end
-    end
-    local at, T, A, B, left, _, _, c = spread(rows[row[OWNER]], AT, KERNEL)
-    row[RETRY] = wait(row[LIMIT], asked, row[HELD], at, T, A, B, left, c)
-    commit = commit and (row[RETRY] == 0 or flags >= 4)
-  end
-  return commit
-end
-
 local limits, reply = {false}, {''}
 local charges, pos, answered = ARGV[2], 1, 0
 
@@ -416,7 +418,7 @@ while pos <= #charges do
     key, owner = KEYS[answered + n], n
     for j = 1, n - 1 do
       if rows[j][KEY] == key then
-        owner, shared = rows[j][OWNER], true
+        owner, shared, k = rows[j][OWNER], true, k or rare()
         break
       end
     end
@@ -437,11 +439,11 @@ while pos <= #charges do
     if n > 1 or flags % 2 == 0 then
       rows = rows or {false, false, false, false}
       rows[n] = {flags, cost, mark, held, l, key, retry, owner, at, T, A, B, left, lives, changed, c}
-      if owner < n then putBack(rows[owner], at, T, A, B, left, changed or anchored) end
+      if owner < n then k.putBack(rows[owner], at, T, A, B, left, changed or anchored) end
     end
   until flags % 2 == 1
 
-  if shared and readable then commit = together(n) end
+  if shared and readable then commit = k.together(rows, n, wait) end
 
   -- What charges on one counter take shows in the answers to all of them, so then all is taken before the first answer.
   for round = shared and readable and 1 or 2, 2 do
@@ -458,12 +460,13 @@ while pos <= #charges do
           changed = true
         else
           local given
-          A, B, given = giveBack(l, -cost, mark, at, T, A, B, c)
+          k = k or rare()
+          A, B, given = k.giveBack(l, -cost, mark, at, T, A, B, c)
           changed = changed or given
         end
         if shared then
           rows[i][MARK] = mark
-          putBack(rows[owner], at, T, A, B, left, changed)
+          k.putBack(rows[owner], at, T, A, B, left, changed)
         end
       end
       if round == 2 then
