@@ -2,8 +2,8 @@
 -- number for number. A prologue sets `now` (µs): Redis's TIME in production, a given moment in tests.
 --
 -- KEYS[i]  the counter of the i-th charge
--- ARGV[1]  the distinct limits, 49 bytes each; ARGV[2] the charges: see wire.go
--- returns  33 bytes a charge: status, remaining, retry, next, mark
+-- ARGV[1]  the distinct limits, 65 bytes each; ARGV[2] the charges: see wire.go
+-- returns  33 bytes a charge: status, remaining, retry (the delay, if it passes), next, mark
 --
 -- Lua's numbers are doubles: whole numbers are exact to 2^53. Compile keeps products below 2^52. A number that
 -- becomes text loses digits above 1e14, so numbers leave this script only through struct.pack and as arguments of
@@ -17,17 +17,17 @@ local spread, byte = unpack, string.byte
 local unpack, pack, call = struct.unpack, struct.pack, redis.call
 
 local EXACT = 4503599627370496 -- 2^52
-local NEVER = -1
+local NEVER, UNKNOWN = -1, -2
 local PAD = 60000000 -- µs that a key outlives its use: a TTL is garbage collection, nothing is decided by it
 -- The state: format, T, A, B, and the second of its end. SETRANGE costs a third of SET with a TTL.
 local FORMAT, STATE, STATE_SIZE = 1, '>BI7I7I7I5', 27
-local FIXED, LOG, SLIDING = 1, 2, 3 -- greater: the meter
+local CONCURRENCY, FIXED, LOG, SLIDING = 0, 1, 2, 3 -- greater: the meter
 
 -- The row in which a charge of a batch of several is put by, until the batch is decided. A charge that comes alone, as
 -- most do, stays in hand. From AT on it is the charge's counter: at, T, A, B, left, lives, changed, and for a log its
 -- kernel's table. OWNER is the first charge of the batch on the same counter; its row keeps the counter.
-local FLAGS, COST, MARK, HELD, LIMIT, KEY, RETRY, OWNER = 1, 2, 3, 4, 5, 6, 7, 8
-local AT, KERNEL = 9, 16
+local FLAGS, COST, MARK, HELD, LIMIT, KEY, RETRY, DELAY, OWNER = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local AT, KERNEL = 10, 17
 
 -- rare makes the functions that few calls need: the log kernel, another scale, giving back, and counters that several
 -- charges of a batch share.
@@ -196,11 +196,14 @@ local function rare()
     return units * to + (product + -product % from) / from
   end
 
-  -- giveBack returns units only to what they were taken from, as far as it still stands: A, B, changed.
-  function k.giveBack(l, units, mark, at, T, A, B, c)
+  -- giveBack returns units only to what they were taken from, as far as it still stands: A, B, changed. Of a queue only
+  -- the last slot can be given back, unless it is forced.
+  function k.giveBack(l, units, mark, force, at, T, A, B, c)
     if c then return A, B, k.remove(c, units, mark) end
     if l.algorithm > SLIDING then
       if at >= mark or A == 0 then return A, B, false end
+      local empty = at + (A + -A % l.num) / l.num * l.tick - at % l.tick
+      if l.slack < EXACT and not force and mark ~= empty then return A, B, false end
       local most = (EXACT - EXACT % l.den) / l.den
       if units > most then units = most end
       return math.max(0, A - units * l.den), B, true
@@ -234,7 +237,7 @@ local function rare()
       end
       local at, T, A, B, left, _, _, c = spread(rows[row[OWNER]], AT, KERNEL)
       row[RETRY] = wait(row[LIMIT], asked, row[HELD], at, T, A, B, left, c)
-      commit = commit and (row[RETRY] == 0 or flags >= 4)
+      commit = commit and (row[RETRY] == 0 or flags >= 4 and flags < 32)
     end
     return commit
   end
@@ -300,7 +303,8 @@ local function wait(l, cost, held, at, T, A, B, left, c)
   if cost > l.capacity then return NEVER end
   local w, room = 0, l.capacity - cost
   if l.algorithm > SLIDING then
-    local over = A - room * l.den
+    local over, late = A - room * l.den, A - l.latest
+    if late > over then over = late end
     if over > 0 then w = (over + -over % l.num) / l.num * l.tick - at % l.tick end
   elseif l.algorithm == SLIDING then
     local ticks, tick = l.ticks, l.tick
@@ -315,6 +319,7 @@ local function wait(l, cost, held, at, T, A, B, left, c)
     end
   elseif c then
     local over = c.S - c.A - room
+    if over > 0 and l.algorithm == CONCURRENCY then return cost + held > l.capacity and NEVER or UNKNOWN end
     if over > 0 then w = k.wait(c, l, over) end
   elseif A > room then
     w = T + l.window - at
@@ -322,6 +327,13 @@ local function wait(l, cost, held, at, T, A, B, left, c)
   if w <= 0 then return 0 end
   if held > 0 then return wait(l, cost + held, 0, at, T, A, B, left, c) end
   return w + at - now
+end
+
+-- delay is how long a charge that passes must be held, from now. Without a queue no level is above the slack.
+local function delay(l, cost, at, A)
+  local over = A - l.slack
+  if over <= 0 or cost <= 0 then return 0 end
+  return (over + -over % l.num) / l.num * l.tick - at % l.tick + at - now
 end
 
 -- used is the units in use, rounded up.
@@ -374,17 +386,18 @@ end
 
 -- limit reads the i-th limit; the log and the window send their ticks where the meter sends num.
 local function limit(i)
-  local algorithm, capacity, window, tick, num, den, ceiling = unpack('>Bi8i8i8i8i8i8', ARGV[1], i * 49 - 48)
-  if algorithm == LOG then k = k or rare() end
+  local algorithm, capacity, window, tick, num, den, ceiling, slack, latest = unpack('>Bi8i8i8i8i8i8i8i8', ARGV[1], i * 65 - 64)
+  local log = algorithm == LOG or algorithm == CONCURRENCY
+  if log then k = k or rare() end
   return {
-    algorithm = algorithm, capacity = capacity, window = window, tick = tick,
+    algorithm = algorithm, capacity = capacity, window = window, tick = tick, log = log, slack = slack, latest = latest,
     num = num, den = den, ceiling = ceiling, ticks = num, most = (EXACT - EXACT % num) / num,
   }
 end
 
 -- read returns a counter: T, A, B, lives, log; T is false when its state is in a format that this version does not know.
 local function read(key, l)
-  if l.algorithm == LOG then
+  if l.log then
     local c = k.read(key)
     return c and c.T, 0, 0, 0, c
   end
@@ -400,7 +413,7 @@ local limits, reply = {false}, {''}
 local charges, pos, answered = ARGV[2], 1, 0
 
 while pos <= #charges do
-  local flags, cost, mark, held, l, key, retry, owner, at, T, A, B, left, lives, changed, c
+  local flags, cost, mark, held, l, key, retry, late, owner, at, T, A, B, left, lives, changed, c
   local n, commit, readable, shared = 0, true, true, false
 
   repeat -- up to the last charge of the batch; all are decided at one moment
@@ -431,14 +444,16 @@ while pos <= #charges do
     if T then
       at, T, A, B, left, changed = open(l, T, A, B, c)
       retry = wait(l, flags % 16 < 8 and cost or 0, held, at, T, A, B, left, c)
-      -- Committed if none refuses that is neither a dry run (4) nor a peek (16); a forced one (8) is not asked.
-      commit = commit and (retry == 0 or flags >= 4)
+      late = delay(l, cost, at, A)
+      -- Committed if none refuses that is neither a dry run (4) nor a peek (16); a forced one (8) is not asked, and
+      -- a check (32) refuses but is not committed.
+      commit = commit and (retry == 0 or flags >= 4 and flags < 32)
     else
       readable = false
     end
     if n > 1 or flags % 2 == 0 then
       rows = rows or {false, false, false, false}
-      rows[n] = {flags, cost, mark, held, l, key, retry, owner, at, T, A, B, left, lives, changed, c}
+      rows[n] = {flags, cost, mark, held, l, key, retry, late, owner, at, T, A, B, left, lives, changed, c}
       if owner < n then k.putBack(rows[owner], at, T, A, B, left, changed or anchored) end
     end
   until flags % 2 == 1
@@ -449,7 +464,7 @@ while pos <= #charges do
   for round = shared and readable and 1 or 2, 2 do
     for i = 1, n do
       if n > 1 then
-        flags, cost, mark, held, l, key, retry, owner, at, T, A, B, left, lives, changed, c = spread(rows[i], 1, KERNEL)
+        flags, cost, mark, held, l, key, retry, late, owner, at, T, A, B, left, lives, changed, c = spread(rows[i], 1, KERNEL)
         if owner < i then at, T, A, B, left, lives, changed, c = spread(rows[owner], AT, KERNEL) end
       end
       if readable and (round == 1 or not shared) then
@@ -461,7 +476,7 @@ while pos <= #charges do
         else
           local given
           k = k or rare()
-          A, B, given = k.giveBack(l, -cost, mark, at, T, A, B, c)
+          A, B, given = k.giveBack(l, -cost, mark, flags % 16 >= 8, at, T, A, B, c)
           changed = changed or given
         end
         if shared then
@@ -476,9 +491,10 @@ while pos <= #charges do
         else
           local inUse = used(l, A, B, left, c)
           remaining = l.capacity - inUse
-          if remaining < 0 then remaining = 0 end
+          if remaining < 0 or A > l.latest then remaining = 0 end
           if remaining < l.capacity then more = wait(l, remaining + 1, 0, at, T, A, B, left, c) end
           status = retry == 0 and 1 or 0
+          if retry == 0 then retry = late end
           if changed and owner == i then
             -- What says nothing is the same as a counter that was never seen.
             if inUse == 0 then call('DEL', key) else write(key, l, at, T, A, B, lives, c) end

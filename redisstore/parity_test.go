@@ -74,7 +74,7 @@ type session struct {
 	marks  map[string][]took
 	last   []algorithms.Outcome
 	// counted batches, and how often each kind of answer came
-	batches, refused, refunds int
+	batches, refused, refunds, delayed, unknown int
 }
 
 type took struct{ mark, cost int64 }
@@ -91,13 +91,19 @@ func newSession(client *redis.Client, s script, prefix string, c *choices) *sess
 	}
 }
 
+// drawn are the algorithms; leaky buckets, of which most have a queue, more often.
+var drawn = []algorithms.Algorithm{
+	algorithms.FixedWindow, algorithms.SlidingLog, algorithms.SlidingWindow, algorithms.TokenBucket, algorithms.Concurrency,
+	algorithms.LeakyBucket, algorithms.LeakyBucket, algorithms.LeakyBucket,
+}
+
 // pickLimits draws the session's limits; some share their counters with different quotas.
 func (s *session) pickLimits() {
 	coarse := s.below(4) == 0 // limits of one space that need different ticks
 	for tries := 0; len(s.limits) < 6 && tries < 60; tries++ {
 		zone := choose(s.choices, "a", "b")
 		p := algorithms.Policy{
-			Algorithm: algorithms.Algorithm(1 + s.below(5)),
+			Algorithm: choose(s.choices, drawn...),
 			Quota:     choose[int64](s.choices, 1, 2, 3, 5, 3, 7, 10, 50, 90, 1000, 1_000_000, 1<<40, 1<<52, 0),
 			Window: choose(s.choices, time.Second, time.Minute, 10*time.Second, 13*time.Second, time.Millisecond, time.Hour, 7*time.Microsecond,
 				time.Microsecond, 365*24*time.Hour, 1<<50*time.Microsecond),
@@ -105,12 +111,17 @@ func (s *session) pickLimits() {
 		if p.Algorithm.Bucket() {
 			p.Burst = choose(s.choices, 1, 2, 3, max(1, p.Quota), 20, 1000)
 		}
+		if p.Algorithm == algorithms.LeakyBucket && p.Burst > 1 && s.below(3) > 0 {
+			p.Queue = choose(s.choices, p.Burst-1, 1, p.Burst/2)
+			p.MaxWait = choose(s.choices, 0, 0, p.Window, p.Window/3/time.Microsecond*time.Microsecond)
+		}
 		if coarse {
 			zone, p.Algorithm, p.Window = "c", algorithms.TokenBucket, 365*24*time.Hour
 			p.Quota, p.Burst = choose[int64](s.choices, 1, 7, 999, 100_003), choose[int64](s.choices, 1, 3, 240, 999, 100_003)
 		} else if len(s.limits) > 0 && s.below(3) == 0 { // share
 			known := s.limits[s.below(len(s.limits))]
 			zone, p.Algorithm, p.Window, p.Burst = known.Space.Zone, known.Algorithm, known.Window, known.Burst
+			p.Queue, p.MaxWait = known.Queue, known.MaxWait
 		}
 		if l, err := algorithms.Compile(zone, p); err == nil {
 			s.limits = append(s.limits, l)
@@ -128,6 +139,9 @@ func (s *session) step() {
 		if len(s.last) > 0 {
 			o := s.last[s.below(len(s.last))]
 			wait := choose(s.choices, o.Retry, o.Next)
+			if o.Delay > 0 {
+				wait = o.Delay
+			}
 			if wait != algorithms.Never {
 				d = wait.Microseconds() + choose[int64](s.choices, -1, 0, 1)
 			}
@@ -167,6 +181,8 @@ func (s *session) charge() algorithms.Charge {
 	switch s.below(24) {
 	case 0:
 		c.Peek = true
+	case 5:
+		c.Check = true
 	case 1:
 		c.Force = true
 		c.Cost = choose(s.choices, c.Cost, c.Cost, 1<<52)
@@ -241,7 +257,12 @@ func (s *session) compare(b []algorithms.Charge, p *part) error {
 			return fmt.Errorf("batch %d at %d, charge %d of %+v (policy %+v): script %+v (%v), decide %+v",
 				s.batches, s.now, i, b[i], b[i].Limit.Policy, p.out[i], p.err, out[i])
 		}
+		if out[i].Delay > 0 {
+			s.delayed++
+		}
 		switch {
+		case out[i].Retry == algorithms.Unknown:
+			s.unknown++
 		case !out[i].OK:
 			s.refused++
 		case b[i].Cost < 0:
@@ -288,7 +309,7 @@ func scripts(text string) [3]script {
 func TestParity(t *testing.T) {
 	client := testClient(t, redistest.Start(t))
 	all := scripts(body)
-	total, refused, refunds := 0, 0, 0
+	total, refused, refunds, delayed, unknown := 0, 0, 0, 0, 0
 	seed := uint64(time.Now().UnixNano())
 	for i := uint64(0); total < 120_000; i++ {
 		s := newSession(client, all[i%3], fmt.Sprintf("p%d", i), randomChoices(seed+i, 6000))
@@ -296,14 +317,15 @@ func TestParity(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed+i, err)
 		}
 		total, refused, refunds = total+s.batches, refused+s.refused, refunds+s.refunds
+		delayed, unknown = delayed+s.delayed, unknown+s.unknown
 		if i%50 == 0 {
 			client.FlushAll(context.Background())
 		}
 	}
-	if refused < total/20 || refunds < total/100 {
-		t.Errorf("%d batches, only %d refusals and %d refunds: the generator lost its edge", total, refused, refunds)
+	if refused < total/20 || refunds < total/100 || delayed < total/100 || unknown < total/100 {
+		t.Errorf("the generator lost its edge")
 	}
-	t.Logf("%d batches, %d refused charges, %d refunds", total, refused, refunds)
+	t.Logf("%d batches, %d refused charges, %d refunds, %d delays, %d refused for want of a lease", total, refused, refunds, delayed, unknown)
 }
 
 func FuzzParity(f *testing.F) {
@@ -361,12 +383,12 @@ var mutants = []struct{ old, new string }{
 	{"flags % 16 < 8 and cost or 0", "cost"},
 	{"asked = EXACT + 1", "asked = EXACT"},
 	{"wait(l, cost + held, 0", "wait(l, cost, 0"},
-	{"commit and (retry == 0 or flags >= 4)", "commit and (retry == 0 or flags >= 16)"},
+	{"commit and (retry == 0 or flags >= 4 and", "commit and (retry == 0 or flags >= 16 and"},
 	{"if not commit or retry ~= 0", "if retry ~= 0"},
 	{"retry ~= 0 or flags >= 16 or", "retry ~= 0 or"},
 	{"more = wait(l, remaining + 1,", "more = wait(l, remaining,"},
 	{"if inUse == 0 then call('DEL', key) else", "do"},
-	{"row[RETRY] == 0 or flags >= 4", "row[RETRY] == 0 or flags >= 16"},
+	{"row[RETRY] == 0 or flags >= 4 and", "row[RETRY] == 0 or flags >= 16 and"},
 	{"if flags % 16 >= 8 or asked < 0", "if asked < 0"},
 	{"changed or anchored", "changed"},
 	{"if changed and owner == i then", "if commit and owner == i then"},
@@ -374,6 +396,20 @@ var mutants = []struct{ old, new string }{
 	{"math.max(0, A - units), B", "A - units, B"},
 	{"A, math.max(0, B - units)", "A, B - units"},
 	{"(EXACT - EXACT % num) / num", "EXACT"},
+	{"A - room * l.den, A - l.latest", "A - room * l.den, A - l.latest - 1"},
+	{"if late > over then over = late end", ""},
+	{"local over = A - l.slack", "local over = A - l.slack - 1"},
+	{"if over <= 0 or cost <= 0", "if over <= 0"},
+	{"* l.tick - at % l.tick + at - now", "* l.tick - at % l.tick"},
+	{"cost + held > l.capacity and NEVER or", "cost > l.capacity and NEVER or"},
+	{"if over > 0 and l.algorithm == CONCURRENCY then", "if over >= 0 and l.algorithm == CONCURRENCY then"},
+	{"algorithm == LOG or algorithm == CONCURRENCY", "algorithm == LOG"},
+	{"and not force and mark", "and mark"},
+	{"l.slack < EXACT and", "false and"},
+	{"or A > l.latest then", "then"},
+	{"(retry == 0 or flags >= 4 and flags < 32)", "(retry == 0 or flags >= 4)"},
+	{"row[RETRY] == 0 or flags >= 4 and flags < 32", "row[RETRY] == 0 or flags >= 4"},
+	{"if retry == 0 then retry = late end", ""},
 }
 
 func TestMutants(t *testing.T) {

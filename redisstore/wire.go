@@ -76,6 +76,7 @@ const (
 	flagDryRun = 4
 	flagForce  = 8
 	flagPeek   = 16
+	flagCheck  = 32
 )
 
 func newAsk(c *algorithms.Charge) ask {
@@ -96,8 +97,11 @@ func newAsk(c *algorithms.Charge) ask {
 	if c.Force {
 		a.flags |= flagForce
 	}
-	if c.Peek {
+	switch {
+	case c.Peek, c.Check && c.DryRun: // a check that refuses nobody looks
 		a.flags |= flagPeek
+	case c.Check:
+		a.flags |= flagCheck
 	}
 	return a
 }
@@ -124,8 +128,12 @@ func appendLimit(dst []byte, l *algorithms.Limit) []byte {
 	if !p.Algorithm.Bucket() {
 		numOrTicks = p.Ticks
 	}
-	dst = append(dst, byte(p.Algorithm))
-	for _, n := range [...]int64{p.Capacity, p.Window, p.Tick, numOrTicks, p.Den, p.Ceiling} {
+	algorithm := byte(p.Algorithm)
+	if p.Algorithm == algorithms.Concurrency {
+		algorithm = 0 // the script takes what is above the classic ones for meters
+	}
+	dst = append(dst, algorithm)
+	for _, n := range [...]int64{p.Capacity, p.Window, p.Tick, numOrTicks, p.Den, p.Ceiling, p.Slack, p.Latest} {
 		dst = binary.BigEndian.AppendUint64(dst, uint64(n))
 	}
 	return dst
@@ -149,16 +157,25 @@ func outcome(reply string) (o algorithms.Outcome, status byte) {
 		}
 		return int64(v)
 	}
-	wait := func(us int64) time.Duration {
-		if us < 0 {
-			return algorithms.Never
-		}
-		return time.Duration(us) * time.Microsecond
-	}
 	status = reply[0]
-	return algorithms.Outcome{
-		OK: status == statusOK, Remaining: n(0), Retry: wait(n(1)), Next: wait(n(2)), Mark: n(3),
-	}, status
+	o = algorithms.Outcome{OK: status == statusOK, Remaining: n(0), Next: wait(n(2)), Mark: n(3)}
+	if held := wait(n(1)); o.OK {
+		o.Delay = held
+	} else {
+		o.Retry = held
+	}
+	return o, status
+}
+
+// wait reads a time of the reply.
+func wait(us int64) time.Duration {
+	switch us {
+	case -1:
+		return algorithms.Never
+	case -2:
+		return algorithms.Unknown
+	}
+	return time.Duration(us) * time.Microsecond
 }
 
 // call is one script call: parts of one slot, or of one server that has no slots. It is reused.
