@@ -74,7 +74,7 @@ func (l *Limit) unfill(c *Counter, units, emptyAt int64, force bool) bool {
 	if c.now >= emptyAt || c.A == 0 {
 		return false
 	}
-	if l.Queue > 0 && !force && emptyAt != l.emptyAt(c) {
+	if l.slack < MaxExact && !force && emptyAt != l.emptyAt(c) {
 		return false
 	}
 	c.A = max(0, c.A-min(units, MaxExact/l.den)*l.den)

@@ -2,8 +2,8 @@
 -- number for number. A prologue sets `now` (µs): Redis's TIME in production, a given moment in tests.
 --
 -- KEYS[i]  the counter of the i-th charge
--- ARGV[1]  the distinct limits, 49 bytes each; ARGV[2] the charges: see wire.go
--- returns  33 bytes a charge: status, remaining, retry, next, mark
+-- ARGV[1]  the distinct limits, 65 bytes each; ARGV[2] the charges: see wire.go
+-- returns  33 bytes a charge: status, remaining, retry (the delay, if it passes), next, mark
 --
 -- Lua's numbers are doubles: whole numbers are exact to 2^53. Compile keeps products below 2^52. A number that
 -- becomes text loses digits above 1e14, so numbers leave this script only through struct.pack and as arguments of
@@ -13,27 +13,36 @@
 -- So functions are few, tables get their size at birth, and for a ≥ 0
 --   (a - a % b) / b  is floor(a / b),    (a + -a % b) / b  is ceil(a / b).
 
+local spread, byte = unpack, string.byte
 local unpack, pack, call = struct.unpack, struct.pack, redis.call
 
 local EXACT = 4503599627370496 -- 2^52
-local NEVER = -1
-local PAD = 60000 -- ms that a key outlives its use: a TTL is garbage collection, nothing is decided by it
-local FORMAT = 1 -- of the state: format, T, A, B
-local FIXED, LOG, SLIDING = 1, 2, 3 -- greater: the meter
+local NEVER, UNKNOWN = -1, -2
+local PAD = 60000000 -- µs that a key outlives its use: a TTL is garbage collection, nothing is decided by it
+-- The state: format, T, A, B, and the second of its end. SETRANGE costs a third of SET with a TTL.
+local FORMAT, STATE, STATE_SIZE = 1, '>BI7I7I7I5', 27
+local CONCURRENCY, FIXED, LOG, SLIDING = 0, 1, 2, 3 -- greater: the meter
 
--- log makes the functions of the log kernel, which few calls need.
+-- The row in which a charge of a batch of several is put by, until the batch is decided. A charge that comes alone, as
+-- most do, stays in hand. From AT on it is the charge's counter: at, T, A, B, left, lives, changed, and for a log its
+-- kernel's table. OWNER is the first charge of the batch on the same counter; its row keeps the counter.
+local FLAGS, COST, MARK, HELD, LIMIT, KEY, RETRY, DELAY, OWNER = 1, 2, 3, 4, 5, 6, 7, 8, 9
+local AT, KERNEL = 10, 17
+
+-- rare makes the functions that few calls need: the log kernel, another scale, giving back, and counters that several
+-- charges of a batch share.
 --
--- State: format, T, A, S (the last running sum), head, n, then n entries (moment, running sum), those before head dead;
+-- State of a log: format, T, A, S (the last running sum), head, n, then n entries (moment, running sum), those before head dead;
 -- counted from 0. A small log is read and written whole; of a large one only what a decision needs.
-local function log()
+local function rare()
   local HEADER, ENTRY, HEADER_SIZE, ENTRY_SIZE = '>BI7I7I7I4I4c0', '>I7I7', 30, 14
   local SMALL = 64 -- entries
   local min, floor = math.min, math.floor
   local k = {}
 
   -- read returns a counter, or false when its state is in a format that this version does not know.
-  function k.read(key, l)
-    local c = {key = key, limit = l, T = 0, A = 0, S = 0, head = 0, n = 0, raw = ''}
+  function k.read(key)
+    local c = {key = key, T = 0, A = 0, S = 0, head = 0, n = 0, raw = ''}
     local v = redis.pcall('GETRANGE', key, 0, HEADER_SIZE + SMALL * ENTRY_SIZE - 1)
     if type(v) ~= 'string' then return false end
     if #v > 0 then
@@ -133,24 +142,24 @@ local function log()
     put(c, i, pack(ENTRY, c.now, c.S), i + 1)
   end
 
-  -- remove gives units back to the entry of that moment, if it is still there.
+  -- remove gives units back to the entry of that moment, if it is still there: whether it did.
   function k.remove(c, units, mark)
     local i = first(c, false, mark)
-    if i == c.n then return end
+    if i == c.n then return false end
     local at, sum = entry(c, i)
-    if at ~= mark then return end
+    if at ~= mark then return false end
     local before = c.A
     if i > c.head then
       local _, s = entry(c, i - 1)
       before = s
     end
     units = min(units, sum - before)
-    if units <= 0 then return end
-    c.changed = true
+    if units <= 0 then return false end
     lower(c, i, units)
-    if sum - units > before or i < c.n - 1 then return end -- an empty entry inside counts for nothing
+    if sum - units > before or i < c.n - 1 then return true end -- an empty entry inside counts for nothing
     c.n = i
     if c.raw then c.raw = c.raw:sub(1, i * ENTRY_SIZE) end
+    return true
   end
 
   -- pullBack moves every entry after now to now.
@@ -158,10 +167,6 @@ local function log()
     local i = first(c, false, now)
     c.T = now
     if i < c.n then put(c, i, pack(ENTRY, now, c.S), i + 1) end
-  end
-
-  function k.clear(c)
-    c.S, c.head, c.n, c.raw = 0, 0, 0, ''
   end
 
   function k.write(c, ttl)
@@ -176,304 +181,331 @@ local function log()
     else -- mostly dead: shorten
       live = call('GETRANGE', c.key, HEADER_SIZE + c.head * ENTRY_SIZE, HEADER_SIZE + c.n * ENTRY_SIZE - 1)
     end
-    c.n, c.head = c.n - c.head, 0
+    c.n, c.head, c.raw = c.n - c.head, 0, live
     call('SET', c.key, header(c, live), 'PX', ttl)
+  end
+
+  -- rescale converts a meter's level from one scale to another, rounded up.
+  function k.rescale(level, from, to)
+    if from <= 0 then return level end
+    local rest = level % from
+    local units = (level - rest) / from
+    if units > (EXACT - to - (EXACT - to) % to) / to then return EXACT end
+    if rest > (EXACT - EXACT % to) / to then return (units + 1) * to end
+    local product = rest * to
+    return units * to + (product + -product % from) / from
+  end
+
+  -- giveBack returns units only to what they were taken from, as far as it still stands: A, B, changed. Of a queue only
+  -- the last slot can be given back, unless it is forced.
+  function k.giveBack(l, units, mark, force, at, T, A, B, c)
+    if c then return A, B, k.remove(c, units, mark) end
+    if l.algorithm > SLIDING then
+      if at >= mark or A == 0 then return A, B, false end
+      local empty = at + (A + -A % l.num) / l.num * l.tick - at % l.tick
+      if l.slack < EXACT and not force and mark ~= empty then return A, B, false end
+      local most = (EXACT - EXACT % l.den) / l.den
+      if units > most then units = most end
+      return math.max(0, A - units * l.den), B, true
+    end
+    if mark == T and A > 0 then return math.max(0, A - units), B, true end
+    if mark == T - l.window and B > 0 then return A, math.max(0, B - units), true end
+    return A, B, false
+  end
+
+  function k.putBack(row, at, T, A, B, left, changed)
+    row[AT], row[AT + 1], row[AT + 2], row[AT + 3], row[AT + 4], row[AT + 6] = at, T, A, B, left, changed
+  end
+
+  -- together decides a batch in which charges share a counter: on the sum with the others that would be committed to it.
+  -- A dry run counts the enforced charges, never the other way round. It reports whether the batch is committed.
+  function k.together(rows, n, wait)
+    local commit = true
+    for i = 1, n do
+      local row = rows[i]
+      local flags, asked = row[FLAGS], row[COST]
+      if flags % 16 >= 8 or asked < 0 then asked = 0 end
+      if flags < 16 and asked > 0 then
+        for j = 1, n do
+          local other = rows[j]
+          local f = other[FLAGS]
+          if j ~= i and other[OWNER] == row[OWNER] and f < 16 and other[COST] > 0 and not (f % 8 >= 4 and flags % 8 < 4) then
+            asked = asked + other[COST]
+            if asked > EXACT then asked = EXACT + 1 end
+          end
+        end
+      end
+      local at, T, A, B, left, _, _, c = spread(rows[row[OWNER]], AT, KERNEL)
+      row[RETRY] = wait(row[LIMIT], asked, row[HELD], at, T, A, B, left, c)
+      commit = commit and (row[RETRY] == 0 or flags >= 4 and flags < 32)
+    end
+    return commit
   end
 
   return k
 end
 
-local k -- the log kernel, once it is needed
+local k -- what rare made, once it is needed
 
--- rescale converts a meter's level from one scale to another, rounded up.
-local function rescale(level, from, to)
-  if from <= 0 then return level end
-  local rest = level % from
-  local units = (level - rest) / from
-  if units > (EXACT - to - (EXACT - to) % to) / to then return EXACT end
-  if rest > (EXACT - EXACT % to) / to then return (units + 1) * to end
-  local product = rest * to
-  return units * to + (product + -product % from) / from
-end
-
--- open brings a counter to the moment that counts. The log and the window open alike for every limit
--- of theirs, so what one batch opened the next may use; the meter starts from what was committed.
-local function open(c, l)
-  local at, ahead, tick = now, c.T - now, l.tick
+-- open brings a counter to the moment that counts: at, T, A, B, left, changed.
+local function open(l, T, A, B, c)
+  local at, ahead, tick, changed = now, T - now, l.tick, false
   if ahead > 0 then
     if ahead <= l.window then
-      at = c.T
+      at = T
     else -- further than the clock can have stepped: anchored to it anew
-      c.changed = true
-      if l.algorithm > SLIDING then
-        c.T = now - now % tick
-      elseif l.algorithm == LOG then
+      changed = true
+      if c then
         k.pullBack(c)
+      elseif l.algorithm > SLIDING then
+        T = now - now % tick
       else
-        c.T = now - now % l.window
+        T = now - now % l.window
       end
     end
+  end
+  if c then
+    c.now = at
+    k.expire(c, l)
+    return at, T, A, B, 0, changed
   end
   if l.algorithm > SLIDING then
-    local level, num = c.A, l.num
-    if c.B ~= l.den then
-      if level > 0 then
-        level = rescale(level, c.B, l.den)
-        if level > l.ceiling then level = l.ceiling end
-      end
-      c.B = l.den
-    end
     -- A moment that another tick stored is rounded up: later means less drained, never credit for nothing.
-    local t = c.T + -c.T % tick
-    if at < t then at = t end
-    local elapsed = (at - at % tick - t) / tick
-    if elapsed >= (level + -level % num) / num then
-      level = 0
-    elseif elapsed > 0 then
-      level = level - elapsed * num
+    T = T + -T % tick
+    if at < T then at = T end
+    local den, last = l.den, at - at % tick
+    if A > 0 then
+      local num, elapsed = l.num, (last - T) / tick
+      if B ~= den then
+        k = k or rare()
+        A = k.rescale(A, B, den)
+        if A > l.ceiling then A = l.ceiling end
+      end
+      if elapsed >= (A + -A % num) / num then
+        A = 0
+      elseif elapsed > 0 then
+        A = A - elapsed * num
+      end
     end
-    c.A = level
-    c.T = at - at % tick
-  elseif l.algorithm ~= LOG then
-    local start = at - at % l.window
-    if start ~= c.T then
-      if l.algorithm == SLIDING and start == c.T + l.window then c.B = c.A else c.B = 0 end
-      c.T, c.A = start, 0
-    end
-    c.left = l.ticks - (at - start - (at - start) % tick) / tick
+    return at, last, A, den, 0, changed
   end
-  c.now = at
-  if l.algorithm == LOG then k.expire(c, l) end
+  local start = at - at % l.window
+  if start ~= T then
+    if l.algorithm == SLIDING and start == T + l.window then B = A else B = 0 end
+    T, A = start, 0
+  end
+  return at, T, A, B, l.ticks - (at - start - (at - start) % tick) / tick, changed
 end
 
--- wait is how long a cost must wait to pass, from now.
-local function wait(c, l, cost)
+-- wait is how long a cost must wait to pass, from now; a retry asks for what is held as well.
+local function wait(l, cost, held, at, T, A, B, left, c)
   if cost <= 0 then return 0 end
   if cost > l.capacity then return NEVER end
-  local w, tick = 0, l.tick
+  local w, room = 0, l.capacity - cost
   if l.algorithm > SLIDING then
-    local over = c.A - (l.capacity - cost) * l.den
-    if over > 0 then w = (over + -over % l.num) / l.num * tick - c.now % tick end
+    local over, late = A - room * l.den, A - l.latest
+    if late > over then over = late end
+    if over > 0 then w = (over + -over % l.num) / l.num * l.tick - at % l.tick end
   elseif l.algorithm == SLIDING then
-    local prev, cur, rest, ticks = c.B, c.A, c.left, l.ticks
-    if prev > l.most then prev = l.most end
-    if cur > l.most then cur = l.most end
-    local room = (l.capacity - cur - cost) * ticks
-    if room < 0 then
-      room = (l.capacity - cost) * ticks
-      w = (rest + ticks - (room - room % cur) / cur) * tick - c.now % tick
-    elseif prev * rest > room then
-      w = (rest - (room - room % prev) / prev) * tick - c.now % tick
+    local ticks, tick = l.ticks, l.tick
+    if B > l.most then B = l.most end
+    if A > l.most then A = l.most end
+    if room < A then
+      room = room * ticks
+      w = (left + ticks - (room - room % A) / A) * tick - at % tick
+    else
+      room = (room - A) * ticks
+      if B * left > room then w = (left - (room - room % B) / B) * tick - at % tick end
     end
-  elseif l.algorithm == FIXED then
-    if c.A > l.capacity - cost then w = c.T + l.window - c.now end
-  else
-    local over = c.S - c.A - (l.capacity - cost)
+  elseif c then
+    local over = c.S - c.A - room
+    if over > 0 and l.algorithm == CONCURRENCY then return cost + held > l.capacity and NEVER or UNKNOWN end
     if over > 0 then w = k.wait(c, l, over) end
+  elseif A > room then
+    w = T + l.window - at
   end
   if w <= 0 then return 0 end
-  return w + c.now - now
+  if held > 0 then return wait(l, cost + held, 0, at, T, A, B, left, c) end
+  return w + at - now
+end
+
+-- delay is how long a charge that passes must be held, from now. Without a queue no level is above the slack.
+local function delay(l, cost, at, A)
+  local over = A - l.slack
+  if over <= 0 or cost <= 0 then return 0 end
+  return (over + -over % l.num) / l.num * l.tick - at % l.tick + at - now
 end
 
 -- used is the units in use, rounded up.
-local function used(c, l)
-  if l.algorithm > SLIDING then return (c.A + -c.A % l.den) / l.den end
-  if l.algorithm == SLIDING then
-    local prev = c.B
-    if prev > l.most then prev = l.most end
-    prev = prev * c.left
-    return c.A + (prev + -prev % l.ticks) / l.ticks
-  end
-  if l.algorithm == FIXED then return c.A end
-  return c.S - c.A
+local function used(l, A, B, left, c)
+  if l.algorithm > SLIDING then return (A + -A % l.den) / l.den end
+  if c then return c.S - c.A end
+  if B == 0 or l.algorithm == FIXED then return A end
+  if B > l.most then B = l.most end
+  B = B * left
+  return A + (B + -B % l.ticks) / l.ticks
 end
 
--- giveBack returns units only to what they were taken from, as far as it still stands.
-local function giveBack(c, l, units, mark)
-  local which = 'A'
+-- take commits a cost above 0: A, mark.
+local function take(l, cost, at, T, A, c)
   if l.algorithm > SLIDING then
-    if c.now >= mark then return end
-    local most = (EXACT - EXACT % l.den) / l.den
-    if units > most then units = most end
-    units = units * l.den
-  elseif l.algorithm == LOG then
-    return k.remove(c, units, mark)
-  elseif mark == c.T - l.window then
-    which = 'B'
-  elseif mark ~= c.T then
+    local den, num, tick = l.den, l.num, l.tick
+    local most = (EXACT - EXACT % den) / den
+    if cost > most then cost = most end
+    A = A + cost * den
+    if A > l.ceiling then A = l.ceiling end
+    return A, at + (A + -A % num) / num * tick - at % tick
+  elseif c then
+    k.append(c, cost)
+    return A, at
+  end
+  A = A + cost
+  if A > EXACT then A = EXACT end
+  return A, T
+end
+
+-- write keeps a counter until it says no more than a missing key.
+local function write(key, l, at, T, A, B, lives, c)
+  local idle = T + l.window
+  if l.algorithm > SLIDING then
+    idle = at + (A + -A % l.num) / l.num * l.tick
+  elseif l.algorithm == SLIDING then
+    idle = idle + l.window
+  elseif c then
+    idle = at + l.window - now
+    return k.write(c, (idle + -idle % 1000) / 1000 + PAD / 1000)
+  end
+  if lives * 1000000 >= idle + PAD / 2 then -- its TTL stays as it is
+    call('SETRANGE', key, '0', pack(STATE, FORMAT, T, A, B, lives))
     return
   end
-  if c[which] == 0 then return end
-  c.changed = true
-  c[which] = math.max(0, c[which] - units)
+  idle = idle + PAD
+  lives = (idle + -idle % 1000000) / 1000000
+  call('SET', key, pack(STATE, FORMAT, T, A, B, lives), 'PX', lives * 1000 - (now - now % 1000) / 1000)
 end
 
--- take commits a charge and returns its mark.
-local function take(c, l, cost, mark)
-  if cost <= 0 then
-    if cost < 0 then giveBack(c, l, -cost, mark) else mark = 0 end
-    return mark
-  end
-  c.changed = true
-  if l.algorithm > SLIDING then
-    local most, tick = (EXACT - EXACT % l.den) / l.den, l.tick
-    if cost > most then cost = most end
-    local level = c.A + cost * l.den
-    if level > l.ceiling then level = l.ceiling end
-    c.A = level
-    return c.now + (level + -level % l.num) / l.num * tick - c.now % tick
-  elseif l.algorithm == LOG then
-    k.append(c, cost)
-    return c.now
-  end
-  c.A = c.A + cost
-  if c.A > EXACT then c.A = EXACT end
-  return c.T
+-- limit reads the i-th limit; the log and the window send their ticks where the meter sends num.
+local function limit(i)
+  local algorithm, capacity, window, tick, num, den, ceiling, slack, latest = unpack('>Bi8i8i8i8i8i8i8i8', ARGV[1], i * 65 - 64)
+  local log = algorithm == LOG or algorithm == CONCURRENCY
+  if log then k = k or rare() end
+  return {
+    algorithm = algorithm, capacity = capacity, window = window, tick = tick, log = log, slack = slack, latest = latest,
+    num = num, den = den, ceiling = ceiling, ticks = num, most = (EXACT - EXACT % num) / num,
+  }
 end
 
--- write keeps what changed, with the time after which it says no more than a missing key.
-local function write(c)
-  if c.idle then return call('DEL', c.key) end
-  local l, idle = c.limit, c.T - now
-  if l.algorithm > SLIDING then
-    idle = c.now - now + (c.A0 + -c.A0 % l.num) / l.num * l.tick
-  elseif l.algorithm == SLIDING then
-    idle = idle + 2 * l.window
-  else
-    idle = idle + l.window
+-- read returns a counter: T, A, B, lives, log; T is false when its state is in a format that this version does not know.
+local function read(key, l)
+  if l.log then
+    local c = k.read(key)
+    return c and c.T, 0, 0, 0, c
   end
-  local ttl = (idle + -idle % 1000) / 1000 + PAD
-  if l.algorithm == LOG then return k.write(c, ttl) end
-  call('SET', c.key, pack('>BI7I7I7', FORMAT, c.T0, c.A0, c.B0), 'PX', ttl)
+  local v = redis.pcall('GET', key)
+  if not v then return 0, 0, 0, 0 end
+  if type(v) ~= 'string' or #v ~= STATE_SIZE then return false end
+  local format, T, A, B, lives = unpack(STATE, v)
+  return format == FORMAT and T, A, B, lives
 end
 
--- One batch, reused for the next: limit, counter, cost, mark, held and flags of its charges, and their waits.
-local L, C, cost, mark, held, flag, retry = {false}, {false}, {0}, {0}, {0}, {0}, {0}
-
-local limits, counters, reply = {false}, {}, {''}
-local charges, pos, answered, batch, last = ARGV[2], 1, 0, 0, nil
+local rows
+local limits, reply = {false}, {''}
+local charges, pos, answered = ARGV[2], 1, 0
 
 while pos <= #charges do
-  batch = batch + 1
-  local n, flags, index, readable = 0, 0, 0, true
-  repeat -- read the charges up to the last of the batch
+  local flags, cost, mark, held, l, key, retry, late, owner, at, T, A, B, left, lives, changed, c
+  local n, commit, readable, shared = 0, true, true, false
+
+  repeat -- up to the last charge of the batch; all are decided at one moment
     n = n + 1
-    flags, index, pos = unpack('>BH', charges, pos)
-    if flags % 4 >= 2 then
-      cost[n], mark[n], held[n], pos = unpack('>i8i8i8', charges, pos)
+    local high, low
+    flags, high, low = byte(charges, pos, pos + 2)
+    cost, mark, held, pos = 1, 0, 0, pos + 3
+    if flags % 4 >= 2 then cost, mark, held, pos = unpack('>i8i8i8', charges, pos) end
+    low = high * 256 + low + 1
+    l = limits[low]
+    if not l then
+      l = limit(low)
+      limits[low] = l
+    end
+    key, owner = KEYS[answered + n], n
+    for j = 1, n - 1 do
+      if rows[j][KEY] == key then
+        owner, shared, k = rows[j][OWNER], true, k or rare()
+        break
+      end
+    end
+    local anchored = false
+    if owner == n then
+      T, A, B, lives, c = read(key, l)
     else
-      cost[n], mark[n], held[n] = 1, 0, 0
+      at, T, A, B, left, lives, anchored, c = spread(rows[owner], AT, KERNEL)
     end
-    flag[n] = flags
-    local l, key = limits[index + 1], KEYS[answered + n]
-    if not l then -- the log and the window send their ticks where the meter sends num
-      local algorithm, capacity, window, tick, num, den, ceiling = unpack('>Bi8i8i8i8i8i8', ARGV[1], index * 49 + 1)
-      if algorithm == LOG then k = k or log() end
-      l = {
-        algorithm = algorithm, capacity = capacity, window = window, tick = tick,
-        num = num, den = den, ceiling = ceiling, ticks = num, most = (EXACT - EXACT % num) / num,
-      }
-      limits[index + 1] = l
-    end
-    local c = counters[key]
-    if c == nil then -- T0, A0 and B0 are what was committed
-      if l.algorithm == LOG then
-        c = k.read(key, l)
-      else
-        local v, format, t, a, b = redis.pcall('GET', key), FORMAT, 0, 0, 0
-        if v then
-          format = 0
-          if type(v) == 'string' and #v == 22 then format, t, a, b = unpack('>BI7I7I7', v) end
-        end
-        c = format == FORMAT and {
-          key = key, limit = l, T = t, A = a, B = b, T0 = t, A0 = a, B0 = b,
-          now = 0, left = 0, batch = 0, changed = false, dirty = false, idle = false, previous = false,
-        }
-      end
-      if c then
-        c.previous = last
-        last = c
-      end
-      counters[key] = c
-    end
-    L[n], C[n] = l, c
-    if not c then
+    if T then
+      at, T, A, B, left, changed = open(l, T, A, B, c)
+      retry = wait(l, flags % 16 < 8 and cost or 0, held, at, T, A, B, left, c)
+      late = delay(l, cost, at, A)
+      -- Committed if none refuses that is neither a dry run (4) nor a peek (16); a forced one (8) is not asked, and
+      -- a check (32) refuses but is not committed.
+      commit = commit and (retry == 0 or flags >= 4 and flags < 32)
+    else
       readable = false
-    elseif c.batch ~= batch then
-      c.batch, c.changed = batch, false
-      if c.T0 then c.T, c.A, c.B = c.T0, c.A0, c.B0 end
+    end
+    if n > 1 or flags % 2 == 0 then
+      rows = rows or {false, false, false, false}
+      rows[n] = {flags, cost, mark, held, l, key, retry, late, owner, at, T, A, B, left, lives, changed, c}
+      if owner < n then k.putBack(rows[owner], at, T, A, B, left, changed or anchored) end
     end
   until flags % 2 == 1
 
-  -- All are decided at one moment, and committed if none refuses that is neither a dry run (4) nor a peek (16);
-  -- a forced one (8) is not asked.
-  local commit = true
-  if readable then
-    for i = 1, n do open(C[i], L[i]) end
+  if shared and readable then commit = k.together(rows, n, wait) end
+
+  -- What charges on one counter take shows in the answers to all of them, so then all is taken before the first answer.
+  for round = shared and readable and 1 or 2, 2 do
     for i = 1, n do
-      local w = 0
-      if flag[i] % 16 < 8 then
-        local a = cost[i]
-        if n > 1 and flag[i] < 16 and a > 0 then
-          -- Decided on the sum with the other charges of the batch that would be committed to the counter.
-          -- A dry run counts the enforced charges, never the other way round.
-          for j = 1, n do
-            local f = flag[j]
-            if j ~= i and C[j] == C[i] and f < 16 and cost[j] > 0 and not (f % 8 >= 4 and flag[i] % 8 < 4) then
-              a = a + cost[j]
-              if a > EXACT then a = EXACT + 1 end
-            end
+      if n > 1 then
+        flags, cost, mark, held, l, key, retry, late, owner, at, T, A, B, left, lives, changed, c = spread(rows[i], 1, KERNEL)
+        if owner < i then at, T, A, B, left, lives, changed, c = spread(rows[owner], AT, KERNEL) end
+      end
+      if readable and (round == 1 or not shared) then
+        if not commit or retry ~= 0 or flags >= 16 or cost == 0 then
+          mark = 0
+        elseif cost > 0 then
+          A, mark = take(l, cost, at, T, A, c)
+          changed = true
+        else
+          local given
+          k = k or rare()
+          A, B, given = k.giveBack(l, -cost, mark, flags % 16 >= 8, at, T, A, B, c)
+          changed = changed or given
+        end
+        if shared then
+          rows[i][MARK] = mark
+          k.putBack(rows[owner], at, T, A, B, left, changed)
+        end
+      end
+      if round == 2 then
+        local status, remaining, more = 2, 0, NEVER
+        if not readable then
+          retry, mark = 0, 0
+        else
+          local inUse = used(l, A, B, left, c)
+          remaining = l.capacity - inUse
+          if remaining < 0 or A > l.latest then remaining = 0 end
+          if remaining < l.capacity then more = wait(l, remaining + 1, 0, at, T, A, B, left, c) end
+          status = retry == 0 and 1 or 0
+          if retry == 0 then retry = late end
+          if changed and owner == i then
+            -- What says nothing is the same as a counter that was never seen.
+            if inUse == 0 then call('DEL', key) else write(key, l, at, T, A, B, lives, c) end
           end
         end
-        w = wait(C[i], L[i], a)
-        if w ~= 0 then
-          if held[i] > 0 then w = wait(C[i], L[i], a + held[i]) end
-          commit = commit and flag[i] >= 4
-        end
-      end
-      retry[i] = w
-    end
-    for i = 1, n do
-      if commit and retry[i] == 0 and flag[i] < 16 then
-        mark[i] = take(C[i], L[i], cost[i], mark[i])
-        C[i].limit = L[i]
-      else
-        mark[i] = 0
-      end
-    end
-  end
-  for i = 1, n do
-    local c, l, status, remaining, more = C[i], L[i], 2, 0, NEVER
-    if readable then
-      local u = used(c, l)
-      remaining = l.capacity - u
-      if remaining < 0 then remaining = 0 end
-      if remaining < l.capacity then more = wait(c, l, remaining + 1) end
-      status = retry[i] == 0 and 1 or 0
-      if c.changed then
-        c.dirty, c.idle = true, u == 0
-      end
-    end
-    reply[answered + i] = pack('>Bi8i8i8i8', status, remaining, retry[i], more, mark[i])
-  end
-  if readable then
-    for i = 1, n do
-      local c = C[i]
-      if c.changed then
-        if c.idle then -- says nothing: the same as a counter that was never seen
-          c.T, c.A, c.B = 0, 0, 0
-          if c.S then k.clear(c) end
-        end
-        if c.T0 then c.T0, c.A0, c.B0 = c.T, c.A, c.B end
+        reply[answered + i] = pack('>Bi8i8i8i8', status, remaining, retry, more, mark)
       end
     end
   end
   answered = answered + n
 end
 
-while last do
-  if last.dirty then write(last) end
-  last = last.previous
-end
 if answered == 1 then return reply[1] end
 return table.concat(reply)

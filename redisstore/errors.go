@@ -162,3 +162,13 @@ func executedNothing(k Kind) bool {
 	}
 	return false
 }
+
+// perhapsExecuted reports whether the script may have run although such an error came back, so that to try again could count
+// twice; or will never run.
+func perhapsExecuted(k Kind) bool {
+	switch k {
+	case KindTimeout, KindReset, KindCanceled, KindClosed, KindFormat, KindOther:
+		return true
+	}
+	return false
+}

@@ -182,6 +182,22 @@ func (l *lane) run(f *flight) {
 	}
 }
 
+// until is a context with a deadline and no timer. Everything that waits with it waits for the network, by deadlines
+// of its own that are taken from this one, or for a connection, for at most a timeout.
+type until struct {
+	context.Context
+	deadline time.Time
+}
+
+func (u until) Deadline() (time.Time, bool) { return u.deadline, true }
+
+func (u until) Err() error {
+	if err := u.Context.Err(); err != nil || time.Now().Before(u.deadline) {
+		return err
+	}
+	return context.DeadlineExceeded
+}
+
 // flight carries parts through one round trip.
 type flight struct {
 	lane  *lane
@@ -231,8 +247,7 @@ func (f *flight) flyWaiting() {
 // fly makes the calls and hands out the answers. A part is not touched after it was answered: its owner reuses it.
 func (f *flight) fly(deadline time.Time) {
 	l := f.lane
-	ctx, cancel := context.WithDeadline(l.store.ctx, deadline)
-	defer cancel()
+	ctx := until{l.store.ctx, deadline}
 	f.group()
 	f.key = append(f.key[:0], f.parts[0].names[:f.parts[0].asks[0].nameEnd]...)
 	start := time.Now()
@@ -410,7 +425,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return true
+		return ctx.Err() == nil
 	case <-ctx.Done():
 		return false
 	}

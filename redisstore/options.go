@@ -163,6 +163,8 @@ func (s *Store) dialer(config *tls.Config) func(ctx context.Context, network, ad
 	plain := &net.Dialer{KeepAlive: 30 * time.Second}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		s.dials.Add(1)
+		ctx, cancel := context.WithTimeout(ctx, s.options.Timeout) // a handshake is ended by a timer only
+		defer cancel()
 		if strings.HasPrefix(addr, "/") {
 			network = "unix"
 		}

@@ -74,7 +74,7 @@ type session struct {
 	marks  map[string][]took
 	last   []algorithms.Outcome
 	// counted batches, and how often each kind of answer came
-	batches, refused, refunds int
+	batches, refused, refunds, delayed, unknown int
 }
 
 type took struct{ mark, cost int64 }
@@ -91,13 +91,19 @@ func newSession(client *redis.Client, s script, prefix string, c *choices) *sess
 	}
 }
 
+// drawn are the algorithms; leaky buckets, of which most have a queue, more often.
+var drawn = []algorithms.Algorithm{
+	algorithms.FixedWindow, algorithms.SlidingLog, algorithms.SlidingWindow, algorithms.TokenBucket, algorithms.Concurrency,
+	algorithms.LeakyBucket, algorithms.LeakyBucket, algorithms.LeakyBucket,
+}
+
 // pickLimits draws the session's limits; some share their counters with different quotas.
 func (s *session) pickLimits() {
 	coarse := s.below(4) == 0 // limits of one space that need different ticks
 	for tries := 0; len(s.limits) < 6 && tries < 60; tries++ {
 		zone := choose(s.choices, "a", "b")
 		p := algorithms.Policy{
-			Algorithm: algorithms.Algorithm(1 + s.below(5)),
+			Algorithm: choose(s.choices, drawn...),
 			Quota:     choose[int64](s.choices, 1, 2, 3, 5, 3, 7, 10, 50, 90, 1000, 1_000_000, 1<<40, 1<<52, 0),
 			Window: choose(s.choices, time.Second, time.Minute, 10*time.Second, 13*time.Second, time.Millisecond, time.Hour, 7*time.Microsecond,
 				time.Microsecond, 365*24*time.Hour, 1<<50*time.Microsecond),
@@ -105,12 +111,17 @@ func (s *session) pickLimits() {
 		if p.Algorithm.Bucket() {
 			p.Burst = choose(s.choices, 1, 2, 3, max(1, p.Quota), 20, 1000)
 		}
+		if p.Algorithm == algorithms.LeakyBucket && p.Burst > 1 && s.below(3) > 0 {
+			p.Queue = choose(s.choices, p.Burst-1, 1, p.Burst/2)
+			p.MaxWait = choose(s.choices, 0, 0, p.Window, p.Window/3/time.Microsecond*time.Microsecond)
+		}
 		if coarse {
 			zone, p.Algorithm, p.Window = "c", algorithms.TokenBucket, 365*24*time.Hour
 			p.Quota, p.Burst = choose[int64](s.choices, 1, 7, 999, 100_003), choose[int64](s.choices, 1, 3, 240, 999, 100_003)
 		} else if len(s.limits) > 0 && s.below(3) == 0 { // share
 			known := s.limits[s.below(len(s.limits))]
 			zone, p.Algorithm, p.Window, p.Burst = known.Space.Zone, known.Algorithm, known.Window, known.Burst
+			p.Queue, p.MaxWait = known.Queue, known.MaxWait
 		}
 		if l, err := algorithms.Compile(zone, p); err == nil {
 			s.limits = append(s.limits, l)
@@ -128,6 +139,9 @@ func (s *session) step() {
 		if len(s.last) > 0 {
 			o := s.last[s.below(len(s.last))]
 			wait := choose(s.choices, o.Retry, o.Next)
+			if o.Delay > 0 {
+				wait = o.Delay
+			}
 			if wait != algorithms.Never {
 				d = wait.Microseconds() + choose[int64](s.choices, -1, 0, 1)
 			}
@@ -167,6 +181,8 @@ func (s *session) charge() algorithms.Charge {
 	switch s.below(24) {
 	case 0:
 		c.Peek = true
+	case 5:
+		c.Check = true
 	case 1:
 		c.Force = true
 		c.Cost = choose(s.choices, c.Cost, c.Cost, 1<<52)
@@ -241,7 +257,12 @@ func (s *session) compare(b []algorithms.Charge, p *part) error {
 			return fmt.Errorf("batch %d at %d, charge %d of %+v (policy %+v): script %+v (%v), decide %+v",
 				s.batches, s.now, i, b[i], b[i].Limit.Policy, p.out[i], p.err, out[i])
 		}
+		if out[i].Delay > 0 {
+			s.delayed++
+		}
 		switch {
+		case out[i].Retry == algorithms.Unknown:
+			s.unknown++
 		case !out[i].OK:
 			s.refused++
 		case b[i].Cost < 0:
@@ -288,7 +309,7 @@ func scripts(text string) [3]script {
 func TestParity(t *testing.T) {
 	client := testClient(t, redistest.Start(t))
 	all := scripts(body)
-	total, refused, refunds := 0, 0, 0
+	total, refused, refunds, delayed, unknown := 0, 0, 0, 0, 0
 	seed := uint64(time.Now().UnixNano())
 	for i := uint64(0); total < 120_000; i++ {
 		s := newSession(client, all[i%3], fmt.Sprintf("p%d", i), randomChoices(seed+i, 6000))
@@ -296,14 +317,15 @@ func TestParity(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed+i, err)
 		}
 		total, refused, refunds = total+s.batches, refused+s.refused, refunds+s.refunds
+		delayed, unknown = delayed+s.delayed, unknown+s.unknown
 		if i%50 == 0 {
 			client.FlushAll(context.Background())
 		}
 	}
-	if refused < total/20 || refunds < total/100 {
-		t.Errorf("%d batches, only %d refusals and %d refunds: the generator lost its edge", total, refused, refunds)
+	if refused < total/20 || refunds < total/100 || delayed < total/100 || unknown < total/100 {
+		t.Errorf("the generator lost its edge")
 	}
-	t.Logf("%d batches, %d refused charges, %d refunds", total, refused, refunds)
+	t.Logf("%d batches, %d refused charges, %d refunds, %d delays, %d refused for want of a lease", total, refused, refunds, delayed, unknown)
 }
 
 func FuzzParity(f *testing.F) {
@@ -330,43 +352,64 @@ var mutants = []struct{ old, new string }{
 	{"lower(c, c.head, c.A)", "lower(c, c.head + 1, c.A)"},
 	{"c.S = c.A + min(c.S - c.A + units, EXACT)", "c.S = c.A + c.S - c.A + units"},
 	{"i > c.head and entry(c, i - 1) == c.now", "i > c.head and entry(c, i - 1) >= c.now + 1"},
-	{"if at ~= mark then return end", ""},
+	{"if at ~= mark then return false end", ""},
 	{"units = min(units, sum - before)", ""},
 	{"lower(c, i, units)", "lower(c, i + 1, units)"},
-	{"if units <= 0 then return end\n    c.changed = true", "if units <= 0 then return end"},
+	{"if c then return A, B, k.remove(c, units, mark) end", "if c then return A, B, false, k.remove(c, units, mark) end"},
 	{"if i < c.n then put(c, i,", "if i > c.n then put(c, i,"},
 	{"(product + -product % from) / from", "(product - product % from) / from"},
 	{"if ahead <= l.window then", "if ahead < l.window then"},
-	{"if c.B ~= l.den then", "if false then"},
-	{"local t = c.T + -c.T % tick", "local t = c.T"},
-	{"if at < t then at = t end", ""},
-	{"elapsed >= (level", "elapsed > (level"},
-	{"c.T = at - at % tick", "c.T = at"},
-	{"start == c.T + l.window then c.B = c.A", "start >= c.T + l.window then c.B = c.A"},
+	{"if B ~= den then", "if false then"},
+	{"T = T + -T % tick", ""},
+	{"if at < T then at = T end", ""},
+	{"elapsed >= (A", "elapsed > (A"},
+	{"return at, last, A, den", "return at, at, A, den"},
+	{"start == T + l.window then B = A", "start >= T + l.window then B = A"},
 	{"(at - start - (at - start) % tick) / tick", "(at - start) / tick"},
 	{"if cost > l.capacity then", "if cost >= l.capacity then"},
-	{"(over + -over % l.num) / l.num * tick - c.now % tick", "(over + -over % l.num) / l.num * tick"},
-	{"elseif prev * rest > room then", "elseif prev * rest >= room then"},
-	{"(rest - (room - room % prev) / prev)", "(rest - (room + -room % prev) / prev)"},
-	{"(rest + ticks - (room", "(rest + ticks - 1 - (room"},
-	{"if c.A > l.capacity - cost then", "if c.A >= l.capacity - cost then"},
-	{"return w + c.now - now", "return w"},
-	{"(c.A + -c.A % l.den) / l.den", "(c.A - c.A % l.den) / l.den"},
-	{"if c.now >= mark then", "if c.now > mark then"},
-	{"elseif mark == c.T - l.window then", "elseif mark == c.T + l.window then"},
-	{"math.max(0, c[which] - units)", "c[which] - units"},
-	{"if level > l.ceiling then level = l.ceiling end\n    c.A", "c.A"},
-	{"if n > 1 and flag[i] < 16 and a > 0", "if n > 1 and a > 0"},
-	{"and not (f % 8 >= 4 and flag[i] % 8 < 4)", ""},
-	{"if flag[i] % 16 < 8 then", "if true then"},
-	{"a = EXACT + 1", "a = EXACT"},
-	{"wait(C[i], L[i], a + held[i])", "wait(C[i], L[i], a)"},
-	{"commit = commit and flag[i] >= 4", "commit = commit and flag[i] >= 16"},
-	{"if commit and retry[i] == 0", "if retry[i] == 0"},
-	{"retry[i] == 0 and flag[i] < 16", "retry[i] == 0"},
-	{"more = wait(c, l, remaining + 1)", "more = wait(c, l, remaining)"},
-	{"c.dirty, c.idle = true, u == 0", "c.dirty, c.idle = true, false"},
-	{"if c.T0 then c.T, c.A, c.B = c.T0, c.A0, c.B0 end", ""},
+	{"(over + -over % l.num) / l.num * l.tick - at % l.tick", "(over + -over % l.num) / l.num * l.tick"},
+	{"if B * left > room then", "if B * left >= room then"},
+	{"(left - (room - room % B) / B)", "(left - (room + -room % B) / B)"},
+	{"(left + ticks - (room", "(left + ticks - 1 - (room"},
+	{"elseif A > room then", "elseif A >= room then"},
+	{"return w + at - now", "return w"},
+	{"(A + -A % l.den) / l.den", "(A - A % l.den) / l.den"},
+	{"if at >= mark or", "if at > mark or"},
+	{"if mark == T - l.window and", "if mark == T + l.window and"},
+	{"math.max(0, A - units * l.den)", "A - units * l.den"},
+	{"if A > l.ceiling then A = l.ceiling end\n    return", "return"},
+	{"if flags < 16 and asked > 0 then", "if asked > 0 then"},
+	{"and not (f % 8 >= 4 and flags % 8 < 4)", ""},
+	{"flags % 16 < 8 and cost or 0", "cost"},
+	{"asked = EXACT + 1", "asked = EXACT"},
+	{"wait(l, cost + held, 0", "wait(l, cost, 0"},
+	{"commit and (retry == 0 or flags >= 4 and", "commit and (retry == 0 or flags >= 16 and"},
+	{"if not commit or retry ~= 0", "if retry ~= 0"},
+	{"retry ~= 0 or flags >= 16 or", "retry ~= 0 or"},
+	{"more = wait(l, remaining + 1,", "more = wait(l, remaining,"},
+	{"if inUse == 0 then call('DEL', key) else", "do"},
+	{"row[RETRY] == 0 or flags >= 4 and", "row[RETRY] == 0 or flags >= 16 and"},
+	{"if flags % 16 >= 8 or asked < 0", "if asked < 0"},
+	{"changed or anchored", "changed"},
+	{"if changed and owner == i then", "if commit and owner == i then"},
+	{"(round == 1 or not shared)", "true"},
+	{"math.max(0, A - units), B", "A - units, B"},
+	{"A, math.max(0, B - units)", "A, B - units"},
+	{"(EXACT - EXACT % num) / num", "EXACT"},
+	{"A - room * l.den, A - l.latest", "A - room * l.den, A - l.latest - 1"},
+	{"if late > over then over = late end", ""},
+	{"local over = A - l.slack", "local over = A - l.slack - 1"},
+	{"if over <= 0 or cost <= 0", "if over <= 0"},
+	{"* l.tick - at % l.tick + at - now", "* l.tick - at % l.tick"},
+	{"cost + held > l.capacity and NEVER or", "cost > l.capacity and NEVER or"},
+	{"if over > 0 and l.algorithm == CONCURRENCY then", "if over >= 0 and l.algorithm == CONCURRENCY then"},
+	{"algorithm == LOG or algorithm == CONCURRENCY", "algorithm == LOG"},
+	{"and not force and mark", "and mark"},
+	{"l.slack < EXACT and", "false and"},
+	{"or A > l.latest then", "then"},
+	{"(retry == 0 or flags >= 4 and flags < 32)", "(retry == 0 or flags >= 4)"},
+	{"row[RETRY] == 0 or flags >= 4 and flags < 32", "row[RETRY] == 0 or flags >= 4"},
+	{"if retry == 0 then retry = late end", ""},
 }
 
 func TestMutants(t *testing.T) {
@@ -381,7 +424,11 @@ func TestMutants(t *testing.T) {
 		caught := false
 		for seed := uint64(0); seed < 400 && !caught; seed++ {
 			s := newSession(client, all[seed%3], fmt.Sprintf("m%d.%d", i, seed), randomChoices(seed, 2000))
-			caught = s.play() != nil
+			err := s.play()
+			caught = err != nil
+			if caught && strings.Contains(err.Error(), "compiling") {
+				t.Errorf("mutant %d is no script: %v", i, err)
+			}
 		}
 		if !caught {
 			t.Errorf("mutant %d was not noticed: %q instead of %q", i, m.new, m.old)

@@ -77,7 +77,7 @@ func (r *refusals) forgets(d digest) uint64 { return r.shards[d[0]%refusalShards
 
 // learn remembers a refusal that arrived at the moment now, unless the key may have been forgotten meanwhile.
 func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, now time.Time, forgets uint64) {
-	if o.OK || o.Remaining != 0 || o.Next == algorithms.Never || o.Retry == algorithms.Never {
+	if o.OK || o.Remaining != 0 || o.Next == algorithms.Never || o.Retry == algorithms.Never || o.Retry == algorithms.Unknown {
 		return
 	}
 	shard := &r.shards[d[0]%refusalShards]

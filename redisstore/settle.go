@@ -115,7 +115,7 @@ func (s *Store) settleAll(ctx context.Context) bool {
 		if err == nil {
 			continue
 		}
-		if errors.As(err, &failure) && (failure.Open || executedNothing(failure.Kind)) {
+		if errors.As(err, &failure) && (failure.Open || !perhapsExecuted(failure.Kind)) {
 			s.Settle(charges...)
 			return false
 		}

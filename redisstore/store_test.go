@@ -45,20 +45,17 @@ func given(addr string) func(*testing.T, *storetest.Clock) algorithms.Store {
 	}
 }
 
-// known is what the script knows: without an option, all that a store should.
-var known = []storetest.Option{storetest.CountingOnly}
-
-func TestConformance(t *testing.T) { storetest.Run(t, given(redistest.Start(t).Addr), known...) }
+func TestConformance(t *testing.T) { storetest.Run(t, given(redistest.Start(t).Addr)) }
 
 func TestTraces(t *testing.T) {
-	storetest.Traces(t, "../testdata/traces", given(redistest.Start(t).Addr), known...)
+	storetest.Traces(t, "../testdata/traces", given(redistest.Start(t).Addr))
 }
 
 func TestDifferential(t *testing.T) {
 	clock := storetest.NewClock()
 	store := given(redistest.Start(t).Addr)(t, clock)
 	defer store.Close()
-	storetest.Differential(t, store, clock, 20_000, uint64(time.Now().UnixNano()), known...)
+	storetest.Differential(t, store, clock, 20_000, uint64(time.Now().UnixNano()))
 }
 
 func compile(t testing.TB, zone string, p algorithms.Policy) *algorithms.Limit {

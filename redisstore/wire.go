@@ -8,6 +8,7 @@ import (
 	_ "embed"
 	"encoding/binary"
 	"encoding/hex"
+	"regexp"
 	"strings"
 	"time"
 
@@ -29,8 +30,35 @@ const (
 type script struct{ text, sha string }
 
 func newScript(text string) script {
+	text = inline(text)
 	sum := sha1.Sum([]byte(text))
 	return script{text: text, sha: hex.EncodeToString(sum[:])}
+}
+
+var (
+	constants = regexp.MustCompile(`(?m)^local [A-Z_, ]+ = .*$`)
+	constant  = regexp.MustCompile(`[A-Z_]+`)
+)
+
+// inline puts the values of a script's constants where they are used: Lua has no constants, and a variable
+// that a function uses costs more at each call of the script than the arithmetic of a decision does.
+func inline(text string) string {
+	values := map[string]string{}
+	for _, line := range constants.FindAllString(text, -1) {
+		line, _, _ = strings.Cut(strings.TrimPrefix(line, "local "), " --")
+		left, right, _ := strings.Cut(line, " = ")
+		each := strings.Split(right, ", ")
+		for i, name := range strings.Split(left, ", ") {
+			values[name] = each[i]
+		}
+	}
+	text = constants.ReplaceAllString(text, "")
+	return constant.ReplaceAllStringFunc(text, func(name string) string {
+		if v, ok := values[name]; ok {
+			return v
+		}
+		return name
+	})
 }
 
 // ask is a charge as it waits to be sent. The client's key is not kept, only its name in Redis.
@@ -48,6 +76,7 @@ const (
 	flagDryRun = 4
 	flagForce  = 8
 	flagPeek   = 16
+	flagCheck  = 32
 )
 
 func newAsk(c *algorithms.Charge) ask {
@@ -68,8 +97,11 @@ func newAsk(c *algorithms.Charge) ask {
 	if c.Force {
 		a.flags |= flagForce
 	}
-	if c.Peek {
+	switch {
+	case c.Peek, c.Check && c.DryRun: // a check that refuses nobody looks
 		a.flags |= flagPeek
+	case c.Check:
+		a.flags |= flagCheck
 	}
 	return a
 }
@@ -96,8 +128,12 @@ func appendLimit(dst []byte, l *algorithms.Limit) []byte {
 	if !p.Algorithm.Bucket() {
 		numOrTicks = p.Ticks
 	}
-	dst = append(dst, byte(p.Algorithm))
-	for _, n := range [...]int64{p.Capacity, p.Window, p.Tick, numOrTicks, p.Den, p.Ceiling} {
+	algorithm := byte(p.Algorithm)
+	if p.Algorithm == algorithms.Concurrency {
+		algorithm = 0 // the script takes what is above the classic ones for meters
+	}
+	dst = append(dst, algorithm)
+	for _, n := range [...]int64{p.Capacity, p.Window, p.Tick, numOrTicks, p.Den, p.Ceiling, p.Slack, p.Latest} {
 		dst = binary.BigEndian.AppendUint64(dst, uint64(n))
 	}
 	return dst
@@ -121,16 +157,25 @@ func outcome(reply string) (o algorithms.Outcome, status byte) {
 		}
 		return int64(v)
 	}
-	wait := func(us int64) time.Duration {
-		if us < 0 {
-			return algorithms.Never
-		}
-		return time.Duration(us) * time.Microsecond
-	}
 	status = reply[0]
-	return algorithms.Outcome{
-		OK: status == statusOK, Remaining: n(0), Retry: wait(n(1)), Next: wait(n(2)), Mark: n(3),
-	}, status
+	o = algorithms.Outcome{OK: status == statusOK, Remaining: n(0), Next: wait(n(2)), Mark: n(3)}
+	if held := wait(n(1)); o.OK {
+		o.Delay = held
+	} else {
+		o.Retry = held
+	}
+	return o, status
+}
+
+// wait reads a time of the reply.
+func wait(us int64) time.Duration {
+	switch us {
+	case -1:
+		return algorithms.Never
+	case -2:
+		return algorithms.Unknown
+	}
+	return time.Duration(us) * time.Microsecond
 }
 
 // call is one script call: parts of one slot, or of one server that has no slots. It is reused.

@@ -1,0 +1,209 @@
+package redisstore
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
+)
+
+func hourly(t testing.TB, zone string, n int64) *algorithms.Limit {
+	return compile(t, zone, algorithms.Policy{Algorithm: algorithms.TokenBucket, Quota: n, Window: 1000 * time.Hour, Burst: n})
+}
+
+// left is what a key has left.
+func left(t testing.TB, s *Store, l *algorithms.Limit, key string) int64 {
+	t.Helper()
+	return ask1(t, s, algorithms.Charge{Key: key, Limit: l, Cost: 1, Peek: true}).Remaining
+}
+
+// await polls until cond holds.
+func await(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(10 * time.Second); !cond(); <-tick.C {
+		if time.Now().After(end) {
+			t.Fatalf("not within 10 s: %s", what)
+		}
+	}
+}
+
+func TestSettlementsAreMergedAndExact(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	l, window := hourly(t, "z", 1_000_000), perHour(t, "w", 1000)
+	var marks []int64
+	for range 100 {
+		marks = append(marks, ask1(t, s, algorithms.Charge{Key: "k", Limit: window, Cost: 1}).Mark)
+	}
+	before := server.Calls("evalsha")
+	var wg sync.WaitGroup
+	for i := range 10 {
+		wg.Go(func() {
+			for n := range 1000 {
+				s.Settle(algorithms.Charge{Key: fmt.Sprint("k", n%3), Limit: l, Cost: 1, Force: true})
+			}
+			for _, mark := range marks[10*i : 10*i+10] {
+				s.Settle(algorithms.Charge{Key: "k", Limit: window, Cost: -1, Mark: mark})
+			}
+		})
+	}
+	wg.Wait()
+	await(t, "all is settled", func() bool {
+		return left(t, s, window, "k") == 1000 && left(t, s, l, "k0")+left(t, s, l, "k1")+left(t, s, l, "k2") == 3_000_000-10_000
+	})
+	if calls := server.Calls("evalsha") - before; calls > 2000 {
+		t.Errorf("%d calls for 10,100 settlements: they are not merged", calls)
+	}
+}
+
+func TestSettlementsWaitForRedis(t *testing.T) {
+	server := redistest.Start(t)
+	var dropped atomic.Int64
+	o := Options{Addrs: []string{server.Addr}, Timeout: 200 * time.Millisecond, OnUnsettled: func(n int) { dropped.Add(int64(n)) }}
+	s := open(t, o)
+	l := hourly(t, "z", 100)
+	left(t, s, l, "k")
+	server.Kill()
+	await(t, "the store is down", func() bool {
+		var out [1]algorithms.Outcome
+		return s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, out[:]) != nil
+	})
+	for range 30 {
+		s.Settle(algorithms.Charge{Key: "k", Limit: l, Cost: 1, Force: true})
+	}
+	server.Launch()
+	await(t, "what waited is settled", func() bool {
+		var out [1]algorithms.Outcome
+		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1, Peek: true}}, out[:])
+		return err == nil && out[0].Remaining == 70
+	})
+	if n := dropped.Load(); n != 0 {
+		t.Errorf("%d were dropped", n)
+	}
+}
+
+// An orderly end settles what waits; what Redis does not take is counted.
+func TestCloseSettles(t *testing.T) {
+	server := redistest.Start(t)
+	var dropped atomic.Int64
+	o := Options{Addrs: []string{server.Addr}, Prefix: "close", Timeout: 200 * time.Millisecond, OnUnsettled: func(n int) { dropped.Add(int64(n)) }}
+	l := hourly(t, "z", 100)
+	s := open(t, o)
+	for range 40 {
+		s.Settle(algorithms.Charge{Key: "k", Limit: l, Cost: 1, Force: true})
+	}
+	s.Close()
+	if n := left(t, open(t, o), l, "k"); n != 60 || dropped.Load() != 0 {
+		t.Errorf("%d left and %d dropped, want 60 and none", n, dropped.Load())
+	}
+
+	s = open(t, o)
+	left(t, s, l, "k")
+	server.Kill()
+	s.Settle(
+		algorithms.Charge{Key: "k", Limit: l, Cost: 1, Force: true}, algorithms.Charge{Key: "k", Limit: l, Cost: 1, Force: true},
+		algorithms.Charge{Key: "j", Limit: l, Cost: 1, Force: true})
+	start := time.Now()
+	s.Close()
+	if n := dropped.Load(); n != 2 {
+		t.Errorf("%d dropped, want the 2 counters", n)
+	}
+	if took := time.Since(start); took > 5*time.Second {
+		t.Errorf("closing took %v", took)
+	}
+}
+
+// There is room for so many counters and no more.
+func TestSettlementsAreBounded(t *testing.T) {
+	var dropped atomic.Int64
+	s := open(t, Options{
+		Addrs: []string{"127.0.0.1:" + redistest.FreePort(t)}, Timeout: 20 * time.Millisecond,
+		OnUnsettled: func(n int) { dropped.Add(int64(n)) },
+	})
+	l := hourly(t, "z", 100)
+	for i := range maxUnsettled + 1000 {
+		s.Settle(algorithms.Charge{Key: fmt.Sprint(i), Limit: l, Cost: 1, Force: true})
+	}
+	if n := dropped.Load(); n < 1000-settleAtOnce || n > 1000+settleAtOnce {
+		t.Errorf("%d dropped, want about 1000", n)
+	}
+}
+
+func exports(t testing.TB, n int64, lease time.Duration) *algorithms.Limit {
+	return compile(t, "exports", algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: n, Window: lease})
+}
+
+// hold takes a lease, which must be free.
+func hold(t testing.TB, s *Store, l *algorithms.Limit) *Lease {
+	t.Helper()
+	o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
+	if !o.OK {
+		t.Fatalf("no lease: %+v", o)
+	}
+	return s.Hold(l, "k", o.Mark)
+}
+
+// A lease lasts as long as it is held, however short its expiry, and is free after its release, once.
+func TestLeaseIsRenewedAndReleased(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	l := exports(t, 2, 300*time.Millisecond)
+	first, second := hold(t, s, l), hold(t, s, l)
+	asked := 0
+	for end := time.Now().Add(4 * l.Window); time.Now().Before(end); asked++ {
+		if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); o.OK || o.Retry != algorithms.Unknown || o.Remaining != 0 {
+			t.Fatalf("with both leases held: %+v", o)
+		}
+	}
+	first.Release()
+	first.Release()
+	await(t, "one is free", func() bool { return left(t, s, l, "k") == 1 })
+	second.Release()
+	await(t, "both are free", func() bool { return left(t, s, l, "k") == 2 })
+	await(t, "no key is left", func() bool { return server.Do("dbsize") == int64(0) })
+}
+
+// The leases of an instance that dies vanish by themselves, and not before their time.
+func TestLeasesOfTheDeadExpire(t *testing.T) {
+	server := redistest.Start(t)
+	o := Options{Addrs: []string{server.Addr}, Prefix: "dead"}
+	l := exports(t, 5, 400*time.Millisecond)
+	dying, other := open(t, o), open(t, o)
+	start := time.Now()
+	for range 5 {
+		ask1(t, dying, algorithms.Charge{Key: "k", Limit: l, Cost: 1}) // and nobody renews
+	}
+	await(t, "all are free", func() bool { return left(t, other, l, "k") == 5 })
+	if took := time.Since(start); took < l.Window {
+		t.Errorf("free after %v, want no less than %v", took, l.Window)
+	}
+}
+
+// Many come and go, some while their lease is being renewed: in the end none is in flight.
+func TestLeasesConcurrent(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	l := exports(t, 1<<30, 30*time.Millisecond)
+	var wg sync.WaitGroup
+	for range 32 {
+		wg.Go(func() {
+			for range 100 {
+				s.Hold(l, "k", ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}).Mark).Release()
+			}
+			late := s.Hold(l, "k", ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}).Mark)
+			for end := time.Now().Add(2 * l.Window); time.Now().Before(end); {
+				ask1(t, s, algorithms.Charge{Key: "other", Limit: l, Cost: 1, Peek: true})
+			}
+			late.Release()
+		})
+	}
+	wg.Wait()
+	await(t, "none is in flight", func() bool { return left(t, s, l, "k") == 1<<30 })
+}
