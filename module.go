@@ -213,12 +213,13 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refu
 		h.punishRefusals(q)
 		by, limit, _ = q.binding()
 	}
-	q.remember(!denied && !refused)
+	passed := !denied && !refused
+	q.remember(passed)
 	h.tell(w, q)
 	if timed {
 		h.took.Store(int64(monotonic() - start))
 	}
-	h.count(q, time.Duration(h.took.Load()))
+	h.count(q, passed, time.Duration(h.took.Load()))
 	switch {
 	case denied:
 		return nil, true, h.deny(w, q)
@@ -296,7 +297,8 @@ func (h *Handler) badCost(rule *rule, warning string) {
 
 // tell writes the response fields of the enforced rules that applied.
 func (h *Handler) tell(w http.ResponseWriter, q *question) {
-	for _, a := range q.asked {
+	for n := range q.asked {
+		a := &q.asked[n]
 		if !a.enforced {
 			continue
 		}
@@ -319,11 +321,12 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 }
 
 // count adds the decision to the metrics, and reports what dry runs would have refused.
-func (h *Handler) count(q *question, took time.Duration) {
-	for _, a := range q.asked {
+func (h *Handler) count(q *question, passed bool, took time.Duration) {
+	for n := range q.asked {
+		a := &q.asked[n]
 		limit, refused := a.refusedBy()
 		refused = refused || a.denied
-		result := resultOf(!refused, a.delay(), a.enforced)
+		result := resultOf(!refused, passed && a.delay() > 0, a.enforced)
 		a.metrics.Count(result, took)
 		if result == telemetry.RefusedDryRun {
 			h.report(q, a, a.outcome(limit).Retry)
@@ -332,7 +335,7 @@ func (h *Handler) count(q *question, took time.Duration) {
 }
 
 // refuse answers the client, with the wait of the rule's limit that binds.
-func (h *Handler) refuse(w http.ResponseWriter, q *question, by asked, limit int) error {
+func (h *Handler) refuse(w http.ResponseWriter, q *question, by *asked, limit int) error {
 	wait := by.outcome(limit).Retry
 	if wait == algorithms.Unknown && by.rule.RetryAfter > 0 {
 		wait = by.rule.RetryAfter
@@ -376,7 +379,7 @@ func (h *Handler) jitter(wait time.Duration) time.Duration {
 	return wait + time.Duration(rand.Float64()*h.settings.Jitter*float64(wait))
 }
 
-func (h *Handler) report(q *question, a asked, wait time.Duration) {
+func (h *Handler) report(q *question, a *asked, wait time.Duration) {
 	key := a.key
 	if h.settings.LogKey {
 		key = strings.Clone(key) // subscribers may keep it

@@ -59,8 +59,8 @@ type asked struct {
 	denied bool
 }
 
-func (a asked) charge(limit int) *algorithms.Charge   { return &a.batch.charges[a.first+limit] }
-func (a asked) outcome(limit int) *algorithms.Outcome { return &a.batch.outcomes[a.first+limit] }
+func (a *asked) charge(limit int) *algorithms.Charge   { return &a.batch.charges[a.first+limit] }
+func (a *asked) outcome(limit int) *algorithms.Outcome { return &a.batch.outcomes[a.first+limit] }
 
 var questions = sync.Pool{New: func() any { return new(question) }}
 
@@ -146,10 +146,10 @@ func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 }
 
 // banned reports whether the rule refuses because the key is banned.
-func (a asked) banned() bool { return a.asksBan && !a.outcome(ban).OK }
+func (a *asked) banned() bool { return a.asksBan && !a.outcome(ban).OK }
 
 // told is what a client is told of a limit: while it is banned that.
-func (a asked) told(limit int) *algorithms.Outcome {
+func (a *asked) told(limit int) *algorithms.Outcome {
 	if a.banned() {
 		limit = ban
 	}
@@ -157,7 +157,7 @@ func (a asked) told(limit int) *algorithms.Outcome {
 }
 
 // delay is how long the rule holds the request.
-func (a asked) delay() (longest time.Duration) {
+func (a *asked) delay() (longest time.Duration) {
 	for i := range a.plan.Limits {
 		longest = max(longest, a.outcome(i).Delay)
 	}
@@ -165,7 +165,7 @@ func (a asked) delay() (longest time.Duration) {
 }
 
 // refusedBy returns which of the rule's limits refused, the one with the longest wait, or that it is a ban.
-func (a asked) refusedBy() (limit int, refused bool) {
+func (a *asked) refusedBy() (limit int, refused bool) {
 	if a.banned() {
 		return ban, true
 	}
@@ -179,8 +179,9 @@ func (a asked) refusedBy() (limit int, refused bool) {
 
 // binding returns the rule and limit that refuse the request: of those that refuse and are no dry run, the one
 // with the longest wait, the first in the file on a tie.
-func (q *question) binding() (by asked, limit int, refused bool) {
-	for _, a := range q.asked {
+func (q *question) binding() (by *asked, limit int, refused bool) {
+	for n := range q.asked {
+		a := &q.asked[n]
 		i, no := a.refusedBy()
 		if no && a.enforced && (!refused || a.outcome(i).Retry > by.outcome(limit).Retry) {
 			by, limit, refused = a, i, true
@@ -199,7 +200,8 @@ func (q *question) openRecord() {
 
 // remember puts the answers on the request's record, for placeholders and for later handlers.
 func (q *question) remember(passed bool) {
-	for _, a := range q.asked {
+	for n := range q.asked {
+		a := &q.asked[n]
 		for i, limit := range a.plan.Limits {
 			answer := answer{rule: a.rule, limit: limit, outcome: *a.told(i), enforced: a.enforced}
 			if passed && answer.outcome.OK && a.rule.zone.severalRules() {
@@ -361,21 +363,21 @@ func (a *answer) placeholder(what string) any {
 	case "delay":
 		return strconv.FormatFloat(a.outcome.Delay.Seconds(), 'f', -1, 64)
 	case "status":
-		return resultOf(a.outcome.OK, a.outcome.Delay, a.enforced).String()
+		return resultOf(a.outcome.OK, a.outcome.Delay > 0, a.enforced).String()
 	}
 	return ""
 }
 
 // resultOf is what becomes of a request in a rule, or would if the rule were enforced.
-func resultOf(ok bool, delay time.Duration, enforced bool) telemetry.Result {
+func resultOf(ok, delayed, enforced bool) telemetry.Result {
 	switch {
 	case !ok && enforced:
 		return telemetry.Refused
 	case !ok:
 		return telemetry.RefusedDryRun
-	case delay > 0 && enforced:
+	case delayed && enforced:
 		return telemetry.Delayed
-	case delay > 0:
+	case delayed:
 		return telemetry.DelayedDryRun
 	case enforced:
 		return telemetry.Passed

@@ -7,7 +7,7 @@ import (
 
 // BenchmarkDecide measures the decision alone, without a store: a passing charge and a refused one.
 func BenchmarkDecide(b *testing.B) {
-	for a := FixedWindow; a <= LeakyBucket; a++ {
+	for a := FixedWindow; a <= Concurrency; a++ {
 		p := Policy{Algorithm: a, Quota: 100, Window: time.Minute}
 		if a.Bucket() {
 			p.Burst = 100

@@ -41,6 +41,8 @@ func TestCompileErrors(t *testing.T) {
 		{Policy{Algorithm: LeakyBucket, Quota: 1, Window: second, Burst: 3, Queue: 3}, ErrQueue, "3 waiting of a burst of 3, want 1 to 2"},
 		{Policy{Algorithm: LeakyBucket, Quota: 1, Window: second, Burst: 3, MaxWait: second}, ErrQueue, "0 waiting of a burst of 3, want 1 to 2"},
 		{Policy{Algorithm: LeakyBucket, Quota: 1, Window: second, Burst: 3, Queue: 2, MaxWait: 1500}, ErrQueue, "the longest wait is 1.5µs, want whole microseconds"},
+		{Policy{Algorithm: LeakyBucket, Quota: 1, Window: second, Burst: 3, Queue: 2, MaxWait: -time.Microsecond}, ErrQueue, "the longest wait is -1µs, want"},
+		{Policy{Algorithm: LeakyBucket, Quota: 1, Window: second, Burst: 3, Queue: 2, MaxWait: MaxWindow + time.Microsecond}, ErrQueue, "up to 312749h58m26.842624s"},
 		{Policy{Algorithm: SlidingWindow, Quota: 5e10, Window: 1e6 * 1000 * time.Second}, ErrInexact, "50000000000 per"},
 		{Policy{Algorithm: TokenBucket, Quota: 999_999_937, Window: 999_999_937 * time.Second, Burst: 1 << 50}, ErrBurst, "takes more than"},
 	} {

@@ -178,6 +178,10 @@ func TestIntervalRoundsDown(t *testing.T) {
 			t.Errorf("%d units: %v, want %v", units, got, want*time.Microsecond)
 		}
 	}
+	coarse := newSingle(t, Policy{Algorithm: LeakyBucket, Quota: 99_999, Window: 8760 * time.Hour, Burst: 9999, Queue: 9998}).l
+	if got := coarse.Interval(1); got != 315_363_150*time.Microsecond { // in ticks of 10 µs, of 315.3631536… s
+		t.Errorf("%v, tick %d", got, coarse.tick)
+	}
 	if got := newSingle(t, Policy{Algorithm: FixedWindow, Quota: 3, Window: time.Second}).l.Interval(1); got != 0 {
 		t.Error(got)
 	}
@@ -278,6 +282,10 @@ func TestParams(t *testing.T) {
 	}
 	if p != want {
 		t.Errorf("%+v, want %+v", p, want)
+	}
+	none := Policy{Algorithm: LeakyBucket, Window: time.Second, Burst: 6, Queue: 5}
+	if got := newSingle(t, none).l.Params(); got.Slack != MaxExact || got.Latest != MaxExact || got.Capacity != 0 {
+		t.Errorf("a quota of 0: %+v", got)
 	}
 	for a := FixedWindow; a <= Concurrency; a++ {
 		p := Policy{Algorithm: a, Quota: 3, Window: time.Second}

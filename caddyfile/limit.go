@@ -163,7 +163,11 @@ func (z *zoneCompiler) choose(drafts []draft) error {
 				p.Algorithm = algorithms.SlidingWindow
 			}
 			if p.Algorithm == algorithms.SlidingWindow && p.Quota > 0 && p.Quota < exactQuota {
-				z.warn("sliding_window admits only %d per window under saturation when the quota is %d; sliding_log is exact", p.Quota-1, p.Quota)
+				saturated := fmt.Sprintf("%d per window", p.Quota-1)
+				if p.Quota == 1 {
+					saturated = "1 per two windows"
+				}
+				z.warn("sliding_window admits only %s under saturation when the quota is %d; sliding_log is exact", saturated, p.Quota)
 			}
 		}
 	}

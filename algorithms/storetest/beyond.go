@@ -38,12 +38,13 @@ var queueCases = []testCase{
 	{"concurrent", queueConcurrent},
 }
 
+// leaseCases begin with the numbered promises that need no wait: there is none for units in flight.
 var leaseCases = []testCase{
 	{"2_remaining_is_true", remainingIsTrue},
 	{"5_above_capacity_never", aboveCapacityNever},
 	{"6_peek_changes_nothing", peekChangesNothing},
 	{"6_cost_zero_takes_nothing", costZeroTakesNothing},
-	{"one_each", leaseOneEach},
+	{"F51_given_back_once", leaseOneEach},
 	{"expire_exactly", leaseExpires},
 	{"renewed", leaseRenewed},
 	{"of_one_moment", leasesOfOneMoment},

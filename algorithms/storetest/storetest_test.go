@@ -18,6 +18,49 @@ func TestReferenceDifferential(t *testing.T) {
 	}
 }
 
+// The random walk meets each kind of answer often: a store that got one of them wrong would be found.
+func TestWalkMeetsEverything(t *testing.T) {
+	clock := NewClock()
+	w, store := newWalk(t, clock, 1, false), NewReference(clock.Now)
+	met := map[string]int{}
+	count := func(what string, is bool) {
+		if is {
+			met[what]++
+		}
+	}
+	const n = 20_000
+	for range n {
+		batch := w.batch()
+		out := make([]algorithms.Outcome, len(batch))
+		if err := store.Apply(t.Context(), batch, out); err != nil {
+			t.Fatal(err)
+		}
+		for i, o := range out {
+			c := &batch[i]
+			count("refused", !o.OK && o.Retry != algorithms.Never)
+			count("never", o.Retry == algorithms.Never)
+			count("delayed", o.Delay > 0)
+			count("refused for the wait alone", c.Limit.MaxWait > 0 && !o.OK && o.Retry < algorithms.Never && c.Cost == 1)
+			count("refused in flight", o.Retry == algorithms.Unknown)
+			count("given back in flight", o.Mark != 0 && c.Cost < 0 && c.Limit.Algorithm == algorithms.Concurrency)
+			count("given back in a queue", o.Mark != 0 && c.Cost < 0 && !c.Force && c.Limit.Queue > 0)
+			count("refused by a check", !o.OK && c.Check)
+			count("banned", !o.OK && c.Limit.Window == tick)
+			count("forced", o.Mark != 0 && c.Force && c.Cost > 0)
+		}
+		w.step(batch, out)
+	}
+	t.Log(met)
+	if len(met) != 10 {
+		t.Errorf("met %v, want all ten", met)
+	}
+	for what, times := range met {
+		if times < n/200 {
+			t.Errorf("%s: %d in %d batches", what, times, n)
+		}
+	}
+}
+
 func TestReferenceTraces(t *testing.T) { Traces(t, "../../testdata/traces", newReference) }
 
 // A trace that cannot be read says where and why.
