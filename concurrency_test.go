@@ -41,6 +41,7 @@ func (s *server) admits(path string, header ...string) {
 type holding struct {
 	dial string
 	end  chan struct{} // one for each response
+	now  atomic.Int64  // responses that have begun
 }
 
 func hold(t testing.TB) *holding {
@@ -50,6 +51,8 @@ func hold(t testing.TB) *holding {
 			return
 		}
 		w.Header().Set("Content-Type", "text/event-stream")
+		h.now.Add(1)
+		defer h.now.Add(-1)
 		fmt.Fprint(w, "data: begun\n\n")
 		w.(http.Flusher).Flush()
 		select {
@@ -87,7 +90,7 @@ func TestF51WebSocketHoldsItsLease(t *testing.T) {
 	for options, wait := range map[string]int{"concurrency 1": -1, "concurrency 1 retry_after 7s": 7} {
 		t.Run(options, func(t *testing.T) {
 			onStores(t, untilScripted, func(t *testing.T, st *stage) {
-				s := serve(t, st.zones("zone c {\n key everyone\n "+options+"\n}", echo(t)))
+				s := serve(t, st.zones("zone c"+everyone+options+"\n}", echo(t)))
 				for _, close := range []func(net.Conn){
 					func(c net.Conn) { c.Close() },
 					func(c net.Conn) { // Caddy passes a side's end on, and waits for the other's
@@ -163,7 +166,7 @@ func TestConcurrentLeasesReturnToNone(t *testing.T) {
 	const limit, requests, clients = 20, 10_000, 64
 	onStores(t, untilScripted, func(t *testing.T, st *stage) {
 		up := hold(t)
-		s := serve(t, st.config(fmt.Sprintf("route {\nrate_limit {\nzone c {\n key everyone\n concurrency %d\n}\n}\ninside\nreverse_proxy %s\n}", limit, up.dial)))
+		s := serve(t, st.config(fmt.Sprintf("route {\nrate_limit {\nzone c"+everyone+"concurrency %d\n}\n}\ninside\nreverse_proxy %s\n}", limit, up.dial)))
 		insideMost.Store(0)
 		s.client.Transport.(*http.Transport).MaxIdleConnsPerHost = clients
 		var (
@@ -279,7 +282,7 @@ func TestLeaseIsGivenBackWhateverHappens(t *testing.T) {
 		for _, site := range []string{"", "handle_errors {\n respond \"an error route\" 500\n}\n"} {
 			t.Run(fmt.Sprint(way, site != ""), func(t *testing.T) {
 				onStores(t, untilScripted, func(t *testing.T, st *stage) {
-					s := serve(t, st.config("route {\nrate_limit {\nzone c {\n key everyone\n concurrency 1\n}\n}\nbad_end \""+way+"\"\nrespond ok\n}\n"+site))
+					s := serve(t, st.config("route {\nrate_limit {\nzone c"+everyone+"concurrency 1\n}\n}\nbad_end \""+way+"\"\nrespond ok\n}\n"+site))
 					for range 3 {
 						_, _ = s.try(http.MethodGet, "/bad") // an answer, or none
 						s.admits("/")
@@ -311,7 +314,7 @@ func TestLeaseOfBrokenTransfers(t *testing.T) {
 		}
 	})
 	onStores(t, untilScripted, func(t *testing.T, st *stage) {
-		s := serve(t, st.zones("zone c {\n key everyone\n concurrency 1\n}", dial))
+		s := serve(t, st.zones("zone c"+everyone+"concurrency 1\n}", dial))
 		for range 3 {
 			if a, err := s.try(http.MethodGet, "/dies"); err == nil {
 				t.Errorf("a response of %d bytes from an upstream that died", len(a.body))
@@ -444,7 +447,7 @@ func TestLeaseOverReload(t *testing.T) {
 	onStores(t, untilScripted, func(t *testing.T, st *stage) {
 		up := hold(t)
 		config := func(lease string) string {
-			return st.zones("zone c {\n key everyone\n concurrency 1 lease "+lease+"\n}", up.dial)
+			return st.zones("zone c"+everyone+"concurrency 1 lease "+lease+"\n}", up.dial)
 		}
 		s := serve(t, config("30s"))
 		resp := s.begin()
@@ -463,23 +466,50 @@ func TestLeaseOverReload(t *testing.T) {
 	})
 }
 
-// Dry runs count what is in flight and hold nobody.
+// A dry run, and a key that is not enforced yet, count what is in flight and hold nobody.
 func TestConcurrencyDryRun(t *testing.T) {
-	onStores(t, untilScripted, func(t *testing.T, st *stage) {
-		up := hold(t)
-		s := serve(t, st.zones("zone c {\n key everyone\n concurrency 1\n dry_run\n}", up.dial))
-		resp := s.begin()
-		s.pass(3, "/")
-		if n := s.decided("c", "rejected_dry_run"); n != 3 || s.inFlight("c") != 1 {
-			t.Errorf("%d would have been refused, %d in flight", n, s.inFlight("c"))
-		}
-		resp.Body.Close()
-		s.idle("c")
-		s.pass(1, "/")
-		if n := s.decided("c", "passed_dry_run"); n != 2 && st.redis == nil {
-			t.Errorf("%d would have passed", n)
-		}
-	})
+	for _, options := range []string{"dry_run", "enforce 0%"} {
+		t.Run(options, func(t *testing.T) {
+			onStores(t, untilScripted, func(t *testing.T, st *stage) {
+				up := hold(t)
+				s := serve(t, st.zones("zone c"+everyone+"concurrency 1\n "+options+"\n}", up.dial))
+				resp := s.begin()
+				s.pass(3, "/")
+				if n := s.decided("c", "rejected_dry_run"); n != 3 || s.inFlight("c") != 1 {
+					t.Errorf("%d would have been refused, %d in flight", n, s.inFlight("c"))
+				}
+				resp.Body.Close()
+				s.idle("c")
+				eventually(t, 5*time.Second, "one would pass", func() bool { s.pass(1, "/"); return s.decided("c", "passed_dry_run") == 2 })
+			})
+		})
+	}
+}
+
+// F28: a wildcard site is one counter over all hosts, unless the key has the host.
+func TestF28LeasesOfWildcardSite(t *testing.T) {
+	for key, want := range map[string]int{"everyone": 429, "{host}": 200} {
+		t.Run(key, func(t *testing.T) {
+			onStores(t, untilScripted, func(t *testing.T, st *stage) {
+				up := hold(t)
+				s := serve(t, strings.Replace(st.zones("zone c {\n key "+key+"\n concurrency 1\n}", up.dial), ":80 {", "http://*.a.test:80 {", 1))
+				req, err := http.NewRequest(http.MethodGet, "http://"+s.addr()+"/hold", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				req.Host = "one.a.test"
+				resp, err := s.client.Do(req)
+				if err != nil || resp.StatusCode != 200 {
+					t.Fatal(resp, err)
+				}
+				defer resp.Body.Close()
+				if a := s.get("/", "Host", "two.a.test"); a.StatusCode != want {
+					t.Errorf("another host: %s, want %d", a.Status, want)
+				}
+				s.refused("/", "Host", "one.a.test")
+			})
+		})
+	}
 }
 
 // An instance that is killed takes its leases along: in its own memory at once, in Redis after the lease time.
@@ -489,7 +519,7 @@ func TestLeasesOfKilledInstance(t *testing.T) {
 		up := hold(t)
 		start := func() (p *process, url string) {
 			port := freePort(t)
-			site := fmt.Sprintf("http://:%d {\n rate_limit {\n zone c {\n key everyone\n concurrency %d lease 1s\n }\n }\n reverse_proxy %s\n}\n", port, leases, up.dial)
+			site := fmt.Sprintf("http://:%d {\n rate_limit {\n zone c"+everyone+"concurrency %d lease 1s\n }\n }\n reverse_proxy %s\n}\n", port, leases, up.dial)
 			return startCaddyWith(t, st.globals(), site), fmt.Sprintf("http://127.0.0.1:%d", port)
 		}
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 20 * time.Second}
@@ -524,6 +554,74 @@ func TestLeasesOfKilledInstance(t *testing.T) {
 		if took := time.Since(killed); st.redis != nil && (took > 2*time.Second) {
 			t.Errorf("free after %v, want about 1s", took)
 		}
+	})
+}
+
+// A zone that no config names is forgotten. If it comes back, what was in flight before frees nobody else's lease when it ends.
+func TestLeaseOfForgottenZone(t *testing.T) {
+	c := useClock(t)
+	up := hold(t)
+	with := new(stage).zones("zone c"+everyone+"concurrency 1\n}", up.dial)
+	s := serve(t, with)
+	old := s.begin()
+	s.mustLoad(new(stage).config("reverse_proxy " + up.dial))
+	s.pass(1, "/")
+	c.add(time.Second)
+	s.mustLoad(with)
+	s.begin()
+	s.refused("/")
+	c.add(time.Second)
+	old.Body.Close()
+	eventually(t, 5*time.Second, "the old one has ended", func() bool { return up.now.Load() == 1 })
+	for range 20 {
+		s.refused("/")
+	}
+	if n := s.inFlight("c"); n != 1 {
+		t.Errorf("%d in flight", n)
+	}
+}
+
+// Two handlers that name one zone hold two leases of it. Where there is one only, nothing can pass, and the load says so; what a
+// request costs has nothing to do with it.
+func TestF33LeasesByTwoRules(t *testing.T) {
+	const warning = "a request that meets all rules of this zone can never pass, because together they take more than it holds"
+	for leases, want := range map[int]int{1: 429, 2: 200} {
+		t.Run(fmt.Sprint(leases), func(t *testing.T) {
+			onStores(t, untilScripted, func(t *testing.T, st *stage) {
+				up := hold(t)
+				rule := fmt.Sprintf("rate_limit {\nzone c 100/1h"+everyone+"cost 5\n concurrency %d\n}\n}\n", leases)
+				s := serve(t, st.config("route {\n"+rule+rule+"reverse_proxy "+up.dial+"\n}"))
+				if n := len(logged(t, warning)); n != 2-leases {
+					t.Errorf("%d warnings at load", n)
+				}
+				if a := s.get("/"); a.StatusCode != want || want == 429 && s.wait(a) != -1 {
+					t.Error(a.Status, a.Header)
+				}
+				s.idle("c")
+			})
+		})
+	}
+}
+
+// No wait is known for a lease, and none is made up: not in placeholders, nor in the older fields.
+func TestConcurrencyTellsNoWait(t *testing.T) {
+	onStores(t, untilScripted, func(t *testing.T, st *stage) {
+		up := hold(t)
+		s := serve(t, st.config("rate_limit {\nzone c"+everyone+"concurrency 1\n}\nheaders ietf draft6 x\n}\nreverse_proxy "+up.dial+
+			"\nhandle_errors {\n respond <{http.rate_limit.exceeded.retry_after}|{http.rate_limit.c.reset}|{http.rate_limit.c.remaining}|{http.rate_limit.c.limit}|{http.rate_limit.c.delay}>\n}"))
+		resp := s.begin()
+		a := s.refused("/")
+		if a.body != "<||0|1|0>" {
+			t.Error(a.body)
+		}
+		for _, header := range []http.Header{resp.Header, a.Header} {
+			for name, values := range header {
+				if strings.Contains(name, "Reset") || name == "Retry-After" || strings.Contains(name, "limit") && strings.Contains(values[0], "t=") {
+					t.Error("a wait is told:", name, values)
+				}
+			}
+		}
+		t.Log(a.Header)
 	})
 }
 

@@ -485,23 +485,27 @@ func TestQueueDoesNotHoldUpShutdown(t *testing.T) {
 	}
 }
 
-// A dry run says who would have waited or been refused, and holds nobody.
+// A dry run, and a key that is not enforced yet, say who would have waited or been refused, and hold nobody.
 func TestQueueDryRun(t *testing.T) {
-	onStores(t, untilScripted, func(t *testing.T, st *stage) {
-		seen, dial := watchArrivals(t)
-		s := serve(t, st.zones("zone q 1/1h"+everyone+"queue 2\n dry_run\n}", dial))
-		for range 5 {
-			if a := s.get("/"); a.StatusCode != 200 || a.Header["Ratelimit"] != nil {
-				t.Error(a.Status, a.Header)
-			}
-		}
-		if p, d, r := s.decided("q", "passed_dry_run"), s.decided("q", "delayed_dry_run"), s.decided("q", "rejected_dry_run"); p != 1 || d != 2 || r != 2 {
-			t.Errorf("%d passed, %d delayed, %d rejected", p, d, r)
-		}
-		if len(seen.all()) != 5 || s.metric(`caddy_rate_limit_delay_seconds_count{zone="q"}`) != 0 || s.waiting() != 0 {
-			t.Error("someone waited:", s.metrics())
-		}
-	})
+	for _, options := range []string{"dry_run", "enforce 0%"} {
+		t.Run(options, func(t *testing.T) {
+			onStores(t, untilScripted, func(t *testing.T, st *stage) {
+				seen, dial := watchArrivals(t)
+				s := serve(t, st.zones("zone q 1/1h"+everyone+"queue 2\n "+options+"\n}", dial))
+				for range 5 {
+					if a := s.get("/"); a.StatusCode != 200 || a.Header["Ratelimit"] != nil {
+						t.Error(a.Status, a.Header)
+					}
+				}
+				if p, d, r := s.decided("q", "passed_dry_run"), s.decided("q", "delayed_dry_run"), s.decided("q", "rejected_dry_run"); p != 1 || d != 2 || r != 2 {
+					t.Errorf("%d passed, %d delayed, %d rejected", p, d, r)
+				}
+				if len(seen.all()) != 5 || s.metric(`caddy_rate_limit_delay_seconds_count{zone="q"}`) != 0 || s.waiting() != 0 {
+					t.Error("someone waited:", s.metrics())
+				}
+			})
+		})
+	}
 }
 
 // What another zone refuses takes no slot, whether it stands beside the queue or behind it.
