@@ -10,8 +10,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
+	"unicode"
 )
 
 // example is a Caddyfile from the documentation.
@@ -19,15 +22,21 @@ type example struct{ place, config string }
 
 var fence = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```")
 
+// pages lists the documentation.
+func pages(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("docs/*.md")
+	if err != nil || len(files) < 9 {
+		t.Fatal(files, err)
+	}
+	return append(files, "README.md")
+}
+
 // examples finds every block of Caddyfile in the documentation. A block that is only directives, or only options of the
 // directive (one alternative a line), is put where it belongs.
 func examples(t *testing.T) (found []example) {
 	t.Helper()
-	files, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, file := range append(files, "README.md") {
+	for _, file := range pages(t) {
 		content, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -125,7 +134,8 @@ func TestCaddyCommands(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			file := filepath.Join(dir, "Caddyfile")
-			if err := os.WriteFile(file, []byte(e.config), 0o600); err != nil {
+			config := strings.ReplaceAll(e.config, "/var/log/caddy", dir) // where not every user may write
+			if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			adapted, err := caddyCommand(t, dir, "adapt", "--config", file, "--adapter", "caddyfile")
@@ -183,6 +193,73 @@ func TestCaddyValidate(t *testing.T) {
 				t.Errorf("%v; want an error with %q", err, reason)
 			}
 		})
+	}
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)#]*)(?:#([^)]*))?\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
+)
+
+// anchors lists what links may name in a page, as GitHub makes it of headings.
+func anchors(page []byte) (list []string) {
+	for _, h := range heading.FindAllStringSubmatch(string(page), -1) {
+		list = append(list, strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '-' || r == '_':
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, h[1]))
+	}
+	return list
+}
+
+// Every link within the documentation leads somewhere.
+func TestDocumentedLinks(t *testing.T) {
+	for _, file := range pages(t) {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range link.FindAllStringSubmatch(string(content), -1) {
+			if strings.Contains(l[1], "://") {
+				continue
+			}
+			target := file
+			if l[1] != "" {
+				target = filepath.Join(filepath.Dir(file), l[1])
+			}
+			page, err := os.ReadFile(target)
+			if err != nil || l[2] != "" && !slices.Contains(anchors(page), l[2]) {
+				t.Errorf("%s: %s leads nowhere: %v", file, l[0], err)
+			}
+		}
+	}
+}
+
+var documentedMetric = regexp.MustCompile(`caddy_rate_limit_[a-z_]+[a-z]`)
+
+// Every metric that the documentation names in full exists.
+func TestDocumentedMetrics(t *testing.T) {
+	s := serve(t, "{\n rate_limit {\n redis 127.0.0.1:1\n }\n}\n:80 {\n rate_limit {\n zone z 1/1h {\n queue 1\n concurrency 1\n }\n }\n}")
+	eventually(t, 10*time.Second, "the store fails", func() bool { return strings.Contains(s.metrics(), "caddy_rate_limit_store_errors_total{") })
+	names := map[string]bool{}
+	for _, name := range documentedMetric.FindAllString(s.metrics(), -1) {
+		names[name] = true
+	}
+	for _, file := range pages(t) {
+		content, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range documentedMetric.FindAllString(string(content), -1) {
+			if !names[name] {
+				t.Errorf("%s: no metric %s", file, name)
+			}
+		}
 	}
 }
 

@@ -115,7 +115,10 @@ func (s *server) swap(config []byte) error {
 	}
 	c["admin"] = map[string]any{"listen": fmt.Sprintf("127.0.0.1:%d", s.admin), "config": map[string]any{"persist": false}}
 	c["storage"] = map[string]any{"module": "file_system", "root": s.dir}
-	object(c, "logging", "logs", "default")["writer"] = map[string]any{"output": "sluice_test"}
+	object(c, "logging", "logs", "default")
+	for name := range object(c, "logging", "logs") {
+		object(c, "logging", "logs", name)["writer"] = map[string]any{"output": "sluice_test"}
+	}
 	app := object(c, "apps", "http")
 	if app["grace_period"] == nil {
 		app["grace_period"] = "3s"
