@@ -231,8 +231,8 @@ func TestRecipeListOfKeys(t *testing.T) {
 	}
 }
 
-// arrivals is an app that notes when requests come.
-func arrivals(came chan<- time.Time) http.HandlerFunc {
+// notesArrival is an app that notes when requests come.
+func notesArrival(came chan<- time.Time) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		came <- time.Now()
 		io.Copy(io.Discard, r.Body)
@@ -241,7 +241,7 @@ func arrivals(came chan<- time.Time) http.HandlerFunc {
 
 func TestRecipeFragileBackend(t *testing.T) {
 	came := make(chan time.Time, 100)
-	s := serve(t, recipe(t, "fragile-backend.md", 0, upstream(t, arrivals(came)), "queue 50", "queue 5"))
+	s := serve(t, recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "queue 50", "queue 5"))
 	results := make(chan int, 7)
 	for range 7 {
 		go func() {
@@ -278,7 +278,7 @@ func TestRecipeFragileBackend(t *testing.T) {
 // A client that leaves makes room for another.
 func TestRecipeFragileBackendLeaver(t *testing.T) {
 	came := make(chan time.Time, 100)
-	s := serve(t, recipe(t, "fragile-backend.md", 0, upstream(t, arrivals(came)), "backend 10/s", "backend 1/1h", "queue 50 max_wait 3s", "queue 1"))
+	s := serve(t, recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "backend 10/s", "backend 1/1h", "queue 50 max_wait 3s", "queue 1"))
 	wait := func() (leave func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.addr()+"/", nil)
