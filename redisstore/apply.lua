@@ -375,10 +375,14 @@ end
 -- limit reads the i-th limit; the log and the window send their ticks where the meter sends num.
 local function limit(i)
   local algorithm, capacity, window, tick, num, den, ceiling = unpack('>Bi8i8i8i8i8i8', ARGV[1], i * 49 - 48)
+  if algorithm > SLIDING then
+    return {
+      algorithm = algorithm, capacity = capacity, window = window, tick = tick, num = num, den = den, ceiling = ceiling,
+    }
+  end
   if algorithm == LOG then k = k or rare() end
   return {
-    algorithm = algorithm, capacity = capacity, window = window, tick = tick,
-    num = num, den = den, ceiling = ceiling, ticks = num, most = (EXACT - EXACT % num) / num,
+    algorithm = algorithm, capacity = capacity, window = window, tick = tick, ticks = num, most = (EXACT - EXACT % num) / num,
   }
 end
 
