@@ -477,6 +477,7 @@ while pos <= #charges do
         local status, remaining, more = 2, 0, NEVER
         if not readable then
           retry, mark = 0, 0
+          if c and changed and owner == i then write(key, l, at, T, A, B, lives, c) end -- its entries were pulled back already
         else
           local inUse = used(l, A, B, left, c)
           remaining = l.capacity - inUse
