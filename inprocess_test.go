@@ -120,7 +120,9 @@ func (s *server) swap(config []byte) error {
 		object(c, "logging", "logs", name)["writer"] = map[string]any{"output": "sluice_test"}
 	}
 	app := object(c, "apps", "http")
-	app["grace_period"] = "3s"
+	if app["grace_period"] == nil {
+		app["grace_period"] = "3s"
+	}
 	for name := range object(app, "servers") {
 		srv := object(app, "servers", name)
 		srv["automatic_https"] = map[string]any{"disable": true}
@@ -238,7 +240,12 @@ func (s *server) do(method, path string, header ...string) answer {
 
 // try is do for goroutines other than the test's.
 func (s *server) try(method, path string, header ...string) (answer, error) {
-	req, err := http.NewRequest(method, "http://"+s.addr()+path, nil)
+	return s.ask(context.Background(), method, path, nil, header...)
+}
+
+// ask is try for clients with a body, and for those that may leave.
+func (s *server) ask(ctx context.Context, method, path string, content io.Reader, header ...string) (answer, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://"+s.addr()+path, content)
 	if err != nil {
 		return answer{}, err
 	}

@@ -65,24 +65,11 @@ func at(header ...string) []string { return append(header, "Host", "example.com"
 // post sends a body to the site of the recipes.
 func (s *server) post(path, body string, header ...string) answer {
 	s.t.Helper()
-	req, err := http.NewRequest(http.MethodPost, "http://"+s.addr()+path, strings.NewReader(body))
+	a, err := s.ask(s.t.Context(), http.MethodPost, path, strings.NewReader(body), at(header...)...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	req.Host = "example.com"
-	for i := 0; i+1 < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	content, err := io.ReadAll(resp.Body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return answer{resp, string(content)}
+	return a
 }
 
 // statuses asks and checks what comes back, in order.
@@ -262,6 +249,7 @@ func TestRecipePlans(t *testing.T) {
 }
 
 func TestRecipeListOfKeys(t *testing.T) {
+	useClock(t)
 	t.Setenv("KEY_ALICE", "secret")
 	s := serve(t, recipe(t, "plans.md", 2, upstream(t, func(http.ResponseWriter, *http.Request) {})))
 	for i, want := range []struct{ key, policy string }{{"secret", "api.pro.1m"}, {"k2", "api.free.1m"}, {"k1", "api.default"}, {"", "api.default"}} {
@@ -275,8 +263,8 @@ func TestRecipeListOfKeys(t *testing.T) {
 	}
 }
 
-// arrivals is an app that notes when requests come.
-func arrivals(came chan<- time.Time) http.HandlerFunc {
+// notesArrival is an app that notes when requests come.
+func notesArrival(came chan<- time.Time) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		came <- time.Now()
 		io.Copy(io.Discard, r.Body)
@@ -287,7 +275,7 @@ func TestRecipeFragileBackend(t *testing.T) { onBothStores(t, testRecipeFragileB
 
 func testRecipeFragileBackend(t *testing.T, _ string, shared func(string) string) {
 	came := make(chan time.Time, 100)
-	s := serve(t, shared(recipe(t, "fragile-backend.md", 0, upstream(t, arrivals(came)), "queue 50", "queue 5")))
+	s := serve(t, shared(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "queue 30", "queue 5")))
 	const clients = 20 // far more than the queue has room for until the last of them is there
 	results, start := make(chan int, clients), time.Now()
 	for range clients {
@@ -326,20 +314,14 @@ func TestRecipeFragileBackendLeaver(t *testing.T) { onBothStores(t, testRecipeFr
 
 func testRecipeFragileBackendLeaver(t *testing.T, _ string, shared func(string) string) {
 	came := make(chan time.Time, 100)
-	s := serve(t, shared(recipe(t, "fragile-backend.md", 0, upstream(t, arrivals(came)), "backend 10/s", "backend 1/1h", "queue 50 max_wait 3s", "queue 1")))
+	s := serve(t, shared(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "backend 10/s", "backend 1/1h", "queue 30 max_wait 3s", "queue 1")))
 	wait := func() (leave func()) {
 		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.addr()+"/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Host = "example.com"
 		left := make(chan struct{})
 		go func() {
 			defer close(left)
-			if resp, err := s.client.Do(req); err == nil {
-				resp.Body.Close()
-				t.Error("who should have waited got", resp.Status)
+			if a, err := s.ask(ctx, http.MethodGet, "/", nil, at()...); err == nil {
+				t.Error("who should have waited got", a.Status)
 			}
 		}()
 		return func() { cancel(); <-left }

@@ -241,7 +241,9 @@ func (w *watcher) WriteHeader(status int) {
 func status(ctx context.Context, w *watcher, returned bool, err error) int {
 	var failure caddyhttp.HandlerError
 	switch {
-	case w == nil || w.status == 0 && (!returned || ctx.Err() != nil):
+	case w == nil || w.status == 0 && !returned:
+		return 0
+	case ctx.Err() != nil && (w.status == 0 || w.status == clientGone): // reverse_proxy writes that to nobody
 		return 0
 	case w.status != 0:
 		return w.status

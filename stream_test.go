@@ -51,9 +51,12 @@ func TestEventStream(t *testing.T) {
 	s.refused("/")
 }
 
-// A connection that is upgraded is one request, and then carries whatever both sides say.
-func TestWebSocket(t *testing.T) {
-	dial := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+// echo is an upstream that takes connections over as WebSockets do and answers each line, until the client goes or says "bye".
+func echo(t testing.TB) (dial string) {
+	return upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") == "" {
+			return
+		}
 		conn, buf, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			t.Error(err)
@@ -63,29 +66,36 @@ func TestWebSocket(t *testing.T) {
 		fmt.Fprint(conn, "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n")
 		for {
 			line, err := buf.ReadString('\n')
-			if err != nil {
+			if err != nil || line == "bye\n" {
 				return
 			}
 			fmt.Fprint(conn, "echo "+line)
 		}
 	})
-	s := serve(t, ":80 {\n rate_limit {\n zone z 1/1h\n }\n reverse_proxy "+dial+"\n}")
-	upgrade := func() (net.Conn, *bufio.Reader, *http.Response) {
-		conn, err := net.Dial("tcp", s.addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { conn.Close() })
-		conn.SetDeadline(time.Now().Add(10 * time.Second))
-		fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
-		r := bufio.NewReader(conn)
-		resp, err := http.ReadResponse(r, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return conn, r, resp
+}
+
+// upgrade asks for a WebSocket, which is closed when the test ends at the latest.
+func (s *server) upgrade() (net.Conn, *bufio.Reader, *http.Response) {
+	s.t.Helper()
+	conn, err := net.Dial("tcp", s.addr())
+	if err != nil {
+		s.t.Fatal(err)
 	}
-	conn, r, resp := upgrade()
+	s.t.Cleanup(func() { conn.Close() })
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	r := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return conn, r, resp
+}
+
+// A connection that is upgraded is one request, and then carries whatever both sides say.
+func TestWebSocket(t *testing.T) {
+	s := serve(t, ":80 {\n rate_limit {\n zone z 1/1h\n }\n reverse_proxy "+echo(t)+"\n}")
+	conn, r, resp := s.upgrade()
 	if resp.StatusCode != 101 || (answer{Response: resp}).left("z") != 0 {
 		t.Fatal(resp.Status, resp.Header)
 	}
@@ -95,7 +105,7 @@ func TestWebSocket(t *testing.T) {
 			t.Fatalf("%.40q %v", line, err)
 		}
 	}
-	if _, _, resp := upgrade(); resp.StatusCode != 429 {
+	if _, _, resp := s.upgrade(); resp.StatusCode != 429 {
 		t.Error(resp.Status)
 	}
 }

@@ -203,7 +203,7 @@ local function rare()
     if l.algorithm > SLIDING then
       if at >= mark or A == 0 then return A, B, false end
       local empty = at + (A + -A % l.num) / l.num * l.tick - at % l.tick
-      if l.slack < EXACT and not force and mark ~= empty then return A, B, false end
+      if l.slack and not force and mark ~= empty then return A, B, false end
       local most = (EXACT - EXACT % l.den) / l.den
       if units > most then units = most end
       return math.max(0, A - units * l.den), B, true
@@ -303,8 +303,8 @@ local function wait(l, cost, held, at, T, A, B, left, c)
   if cost > l.capacity then return NEVER end
   local w, room = 0, l.capacity - cost
   if l.algorithm > SLIDING then
-    local over, late = A - room * l.den, A - l.latest
-    if late > over then over = late end
+    local over = A - room * l.den
+    if l.latest and A - l.latest > over then over = A - l.latest end
     if over > 0 then w = (over + -over % l.num) / l.num * l.tick - at % l.tick end
   elseif l.algorithm == SLIDING then
     local ticks, tick = l.ticks, l.tick
@@ -329,7 +329,7 @@ local function wait(l, cost, held, at, T, A, B, left, c)
   return w + at - now
 end
 
--- delay is how long a charge that passes must be held, from now. Without a queue no level is above the slack.
+-- delay is how long a charge that passes must be held in a queue, from now.
 local function delay(l, cost, at, A)
   local over = A - l.slack
   if over <= 0 or cost <= 0 then return 0 end
@@ -387,11 +387,18 @@ end
 -- limit reads the i-th limit; the log and the window send their ticks where the meter sends num.
 local function limit(i)
   local algorithm, capacity, window, tick, num, den, ceiling, slack, latest = unpack('>Bi8i8i8i8i8i8i8i8', ARGV[1], i * 65 - 64)
+  if algorithm > SLIDING then
+    local l = {
+      algorithm = algorithm, capacity = capacity, window = window, tick = tick, num = num, den = den, ceiling = ceiling,
+    }
+    if slack < EXACT then l.slack, l.latest = slack, latest end -- only a queue has them
+    return l
+  end
   local log = algorithm == LOG or algorithm == CONCURRENCY
   if log then k = k or rare() end
   return {
-    algorithm = algorithm, capacity = capacity, window = window, tick = tick, log = log, slack = slack, latest = latest,
-    num = num, den = den, ceiling = ceiling, ticks = num, most = (EXACT - EXACT % num) / num,
+    algorithm = algorithm, capacity = capacity, window = window, tick = tick, log = log,
+    ticks = num, most = (EXACT - EXACT % num) / num,
   }
 end
 
@@ -444,7 +451,7 @@ while pos <= #charges do
     if T then
       at, T, A, B, left, changed = open(l, T, A, B, c)
       retry = wait(l, flags % 16 < 8 and cost or 0, held, at, T, A, B, left, c)
-      late = delay(l, cost, at, A)
+      late = l.slack and delay(l, cost, at, A) or 0
       -- Committed if none refuses that is neither a dry run (4) nor a peek (16); a forced one (8) is not asked, and
       -- a check (32) refuses but is not committed.
       commit = commit and (retry == 0 or flags >= 4 and flags < 32)
@@ -488,10 +495,11 @@ while pos <= #charges do
         local status, remaining, more = 2, 0, NEVER
         if not readable then
           retry, mark = 0, 0
+          if c and changed and owner == i then write(key, l, at, T, A, B, lives, c) end -- its entries were pulled back already
         else
           local inUse = used(l, A, B, left, c)
           remaining = l.capacity - inUse
-          if remaining < 0 or A > l.latest then remaining = 0 end
+          if remaining < 0 or l.latest and A > l.latest then remaining = 0 end
           if remaining < l.capacity then more = wait(l, remaining + 1, 0, at, T, A, B, left, c) end
           status = retry == 0 and 1 or 0
           if retry == 0 then retry = late end

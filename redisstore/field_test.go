@@ -4,6 +4,7 @@ package redisstore
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"strings"
 	"sync"
@@ -79,6 +80,54 @@ func TestF13_EveryKeyExpires(t *testing.T) {
 	for k, left := range all {
 		if left < time.Minute {
 			t.Errorf("%s lives for %v, want at least the padding of a minute", k, left)
+		}
+	}
+}
+
+// A write leaves the TTL as it is while that is long enough, and what is long enough stands in the state's last five bytes.
+func TestF13_ATTLThatIsKeptIsLongEnough(t *testing.T) {
+	clock := storetest.NewClock()
+	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}, RefusedKeys: -1, clock: clock.Now})
+	c := s.lanes[0].client
+	for _, a := range []algorithms.Algorithm{algorithms.FixedWindow, algorithms.SlidingWindow, algorithms.TokenBucket} {
+		p := algorithms.Policy{Algorithm: a, Quota: 100, Window: time.Minute}
+		if a.Bucket() {
+			p.Burst = 100
+		}
+		l := compile(t, "z", p)
+		charge := algorithms.Charge{Key: "k", Limit: l, Cost: 10}
+		d, _ := s.names.sum(nil, s.names.clear(l.Space), charge.Key)
+		name := string(s.names.append(nil, s.names.clear(l.Space), d))
+		set, last := 0, int64(0)
+		for range 100 {
+			clock.Advance(7 * time.Second)
+			o := ask1(t, s, charge)
+			if !o.OK {
+				continue
+			}
+			state := c.Get(t.Context(), name).Val()
+			end := int64(binary.BigEndian.Uint64(append(make([]byte, 3), state[len(state)-5:]...)))
+			idle := o.Mark // a bucket is empty again, or a window began
+			switch a {
+			case algorithms.FixedWindow:
+				idle += l.Window.Microseconds()
+			case algorithms.SlidingWindow:
+				idle += 2 * l.Window.Microseconds()
+			}
+			if end*1_000_000 < idle+30_000_000 {
+				t.Fatalf("%v: ends at %d s, which is not half a minute after it says nothing more, at %d µs", a, end, idle)
+			}
+			if end == last {
+				continue
+			}
+			set, last = set+1, end
+			want := time.Duration(end*1000-clock.Now()/1000) * time.Millisecond
+			if left := c.PTTL(t.Context(), name).Val(); left > want || left < want-10*time.Second {
+				t.Errorf("%v: TTL %v, want %v as the state says", a, left, want)
+			}
+		}
+		if set < 5 || set > 40 {
+			t.Errorf("%v: the TTL was set %d times in 700 seconds", a, set)
 		}
 	}
 }

@@ -21,7 +21,7 @@ import (
 const (
 	flights    = 2    // script calls in the air at once: while one is on the wire, Redis works on the other
 	maxWaiting = 4096 // callers; more are answered with KindOverload
-	maxCall    = 128  // charges in one script call, so that Redis is never busy with one for more than about a millisecond
+	maxCall    = 256  // charges in one script call, so that Redis is never busy with one for more than about a millisecond
 	maxHops    = 4    // redirections followed for one call
 )
 
