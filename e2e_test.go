@@ -9,17 +9,19 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/quic-go/quic-go/http3"
+
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
 // built is where the binary is, if it was built.
@@ -49,21 +51,11 @@ func TestMain(m *testing.M) {
 // freePort finds a loopback port that is free for TCP and UDP.
 func freePort(t testing.TB) int {
 	t.Helper()
-	for range 100 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		port := l.Addr().(*net.TCPAddr).Port
-		u, err := net.ListenPacket("udp", fmt.Sprintf("127.0.0.1:%d", port))
-		l.Close()
-		if err == nil {
-			u.Close()
-			return port
-		}
+	port, err := strconv.Atoi(redistest.FreePort(t))
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no port is free")
-	return 0
+	return port
 }
 
 // process is a running Caddy.

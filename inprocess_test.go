@@ -350,6 +350,9 @@ func useClock(t testing.TB) *clock {
 	c := new(clock)
 	c.micros.Store(1_800_000_000_000_000)
 	t.Cleanup(sluice.UseClock(c.micros.Load)) // before newServer, so that it is undone after the stop
+	t.Cleanup(func() {
+		eventually(t, 10*time.Second, "no request is under way", func() bool { return underWay.Load() == 0 })
+	})
 	return c
 }
 

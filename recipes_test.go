@@ -43,20 +43,12 @@ func recipe(t *testing.T, page string, n int, dial string, changes ...string) st
 	return config
 }
 
-// onBothStores runs a test of a recipe as it stands, and with the zones in a Redis: shared then adds that to a config.
-func onBothStores(t *testing.T, test func(t *testing.T, store string, shared func(config string) string)) {
-	t.Run("local", func(t *testing.T) {
-		test(t, "local", func(config string) string { return config })
-	})
-	t.Run("redis", func(t *testing.T) {
-		redis := "\trate_limit {\n\t\tredis " + redistest.Start(t).Addr + " {\n\t\t\t" + patient + "\n\t\t}\n\t}\n"
-		test(t, "redis", func(config string) string {
-			if options, found := strings.CutPrefix(config, "{\n"); found {
-				return "{\n" + redis + options
-			}
-			return "{\n" + redis + "}\n" + config
-		})
-	})
+// counting makes a recipe's zones count on the stage.
+func (st *stage) counting(config string) string {
+	if options, found := strings.CutPrefix(config, "{\n"); found {
+		return "{\n" + st.globals() + options
+	}
+	return "{\n" + st.globals() + "}\n" + config
 }
 
 // at asks the site of the recipes.
@@ -271,27 +263,22 @@ func notesArrival(came chan<- time.Time) http.HandlerFunc {
 	}
 }
 
-func TestRecipeFragileBackend(t *testing.T) { onBothStores(t, testRecipeFragileBackend) }
+func TestRecipeFragileBackend(t *testing.T) { onStores(t, everyStore, testRecipeFragileBackend) }
 
-func testRecipeFragileBackend(t *testing.T, _ string, shared func(string) string) {
+func testRecipeFragileBackend(t *testing.T, st *stage) {
 	came := make(chan time.Time, 100)
-	s := serve(t, shared(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "queue 30", "queue 5")))
-	const clients = 20 // far more than the queue has room for until the last of them is there
-	results, start := make(chan int, clients), time.Now()
-	for range clients {
-		go func() {
-			a, err := s.try(http.MethodGet, "/", at()...)
-			if err != nil {
-				t.Error(err)
-				results <- 0
-				return
-			}
-			results <- a.StatusCode
-		}()
+	s := serve(t, st.counting(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "queue 30", "queue 5")))
+	const clients = 20 // far more than there is room for until the last of them is there
+	start := time.Now()
+	var answers [clients]<-chan *answer
+	for i := range answers {
+		answers[i] = s.send(t.Context(), "/", at()...)
 	}
 	count := map[int]int{}
-	for range clients {
-		count[<-results]++
+	for _, came := range answers {
+		if a := <-came; a != nil {
+			count[a.StatusCode]++
+		}
 	}
 	if count[200] < 6 || count[429] < 1 || count[200]+count[429] != clients {
 		t.Error(count)
@@ -310,21 +297,22 @@ func testRecipeFragileBackend(t *testing.T, _ string, shared func(string) string
 }
 
 // A client that leaves makes room for another.
-func TestRecipeFragileBackendLeaver(t *testing.T) { onBothStores(t, testRecipeFragileBackendLeaver) }
+func TestRecipeFragileBackendLeaver(t *testing.T) {
+	onStores(t, everyStore, testRecipeFragileBackendLeaver)
+}
 
-func testRecipeFragileBackendLeaver(t *testing.T, _ string, shared func(string) string) {
+func testRecipeFragileBackendLeaver(t *testing.T, st *stage) {
 	came := make(chan time.Time, 100)
-	s := serve(t, shared(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "backend 10/s", "backend 1/1h", "queue 30 max_wait 3s", "queue 1")))
+	s := serve(t, st.counting(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "backend 10/s", "backend 1/1h", "queue 30 max_wait 3s", "queue 1")))
 	wait := func() (leave func()) {
 		ctx, cancel := context.WithCancel(t.Context())
-		left := make(chan struct{})
-		go func() {
-			defer close(left)
-			if a, err := s.ask(ctx, http.MethodGet, "/", nil, at()...); err == nil {
+		came := s.send(ctx, "/", at()...)
+		return func() {
+			cancel()
+			if a := <-came; a != nil {
 				t.Error("who should have waited got", a.Status)
 			}
-		}()
-		return func() { cancel(); <-left }
+		}
 	}
 	waiting := func(n float64) {
 		t.Helper()
@@ -346,44 +334,35 @@ func testRecipeFragileBackendLeaver(t *testing.T, _ string, shared func(string) 
 }
 
 // Who waits is not among those that are at the backend.
-func TestRecipeFragileBackendAtOnce(t *testing.T) { onBothStores(t, testRecipeFragileBackendAtOnce) }
+func TestRecipeFragileBackendAtOnce(t *testing.T) {
+	onStores(t, everyStore, testRecipeFragileBackendAtOnce)
+}
 
-func testRecipeFragileBackendAtOnce(t *testing.T, _ string, shared func(string) string) {
+func testRecipeFragileBackendAtOnce(t *testing.T, st *stage) {
 	began, release := make(chan struct{}, 10), make(chan struct{})
-	s := serve(t, shared(recipe(t, "fragile-backend.md", 1, upstream(t, func(http.ResponseWriter, *http.Request) {
+	s := serve(t, st.counting(recipe(t, "fragile-backend.md", 1, upstream(t, func(http.ResponseWriter, *http.Request) {
 		began <- struct{}{}
 		<-release
 	}), "concurrency 20", "concurrency 2", "10/s", "50/s")))
-	passed := make(chan int, 2)
-	for range 2 {
-		go func() {
-			a, err := s.try(http.MethodGet, "/", at()...)
-			if err != nil {
-				t.Error(err)
-				passed <- 0
-				return
-			}
-			passed <- a.StatusCode
-		}()
-	}
+	first, second := s.send(t.Context(), "/", at()...), s.send(t.Context(), "/", at()...)
 	<-began
 	<-began
 	if a := s.get("/", at()...); a.StatusCode != 429 || s.wait(a) != 5 || a.left("backend_busy") != 0 {
 		t.Error(a.Status, a.Header)
 	}
 	close(release)
-	for range 2 {
-		if status := <-passed; status != 200 {
-			t.Error(status)
+	for _, came := range []<-chan *answer{first, second} {
+		if a := <-came; a == nil || a.StatusCode != 200 {
+			t.Error(a)
 		}
 	}
 	eventually(t, 10*time.Second, "a lease comes back", func() bool { return s.get("/", at()...).StatusCode == 200 })
 }
 
-func TestRecipeExports(t *testing.T) { onBothStores(t, testRecipeExports) }
+func TestRecipeExports(t *testing.T) { onStores(t, everyStore, testRecipeExports) }
 
-func testRecipeExports(t *testing.T, _ string, shared func(string) string) {
-	s := serve(t, shared(recipe(t, "exports.md", 0, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+func testRecipeExports(t *testing.T, st *stage) {
+	s := serve(t, st.counting(recipe(t, "exports.md", 0, upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") != "" {
 			conn, buf, err := http.NewResponseController(w).Hijack()
 			if err != nil {
@@ -534,12 +513,12 @@ func TestRecipeModelGatewayAverage(t *testing.T) {
 	}
 }
 
-func TestRecipeRollout(t *testing.T) { onBothStores(t, testRecipeRollout) }
+func TestRecipeRollout(t *testing.T) { onStores(t, everyStore, testRecipeRollout) }
 
-func testRecipeRollout(t *testing.T, store string, shared func(string) string) {
+func testRecipeRollout(t *testing.T, st *stage) {
 	app := upstream(t, func(http.ResponseWriter, *http.Request) {})
 	step := func(n int, changes ...string) string {
-		return shared(recipe(t, "rollout.md", n, app, append(changes, "api 1000/1h", "api 3/1h")...))
+		return st.counting(recipe(t, "rollout.md", n, app, append(changes, "api 1000/1h", "api 3/1h")...))
 	}
 	s := serve(t, step(0))
 	round := func() (refused map[string]bool) {
@@ -558,10 +537,7 @@ func testRecipeRollout(t *testing.T, store string, shared func(string) string) {
 		}
 		return refused
 	}
-	decided := func(result string) float64 {
-		return s.metric(`caddy_rate_limit_decisions_total{result="` + result + `",store="` + store + `",zone="api"}`)
-	}
-	if refused := round(); len(refused) > 0 || decided("rejected_dry_run") != 80 || decided("passed_dry_run") != 120 {
+	if refused := round(); len(refused) > 0 || s.decided("api", "rejected_dry_run") != 80 || s.decided("api", "passed_dry_run") != 120 {
 		t.Errorf("%v, %s", refused, s.metrics())
 	}
 	if lines := logged(t, "request would have been refused (dry run)"); len(lines) == 0 || !strings.HasPrefix(fmt.Sprint(lines[0]["key"]), "k") {

@@ -174,11 +174,11 @@ func (d *due) hold(ctx context.Context) (err error) {
 func (d *due) settle(r *http.Request, status int) {
 	for i := range d.debts {
 		debt := &d.debts[i]
-		debt.metrics.InFlight(-debt.inFlight())
 		for _, lease := range debt.held {
 			lease.Release()
 		}
 		debt.settle(debt.leases)
+		debt.metrics.InFlight(-debt.inFlight())
 		switch {
 		case len(debt.reserved) == 0 || status == 0:
 		case debt.rule.Charge != nil:

@@ -5,7 +5,12 @@ package sluice_test
 import (
 	"context"
 	"net/http"
+	"sync/atomic"
 	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
@@ -35,6 +40,30 @@ func onStores(t *testing.T, stores []string, body func(t *testing.T, st *stage))
 	}
 }
 
+// underWay is how many requests to sites of stages are not over, also after their config was stopped.
+var underWay atomic.Int64
+
+// tracked stands before everything else that may be asked about in such a site.
+type tracked struct{}
+
+func init() {
+	caddy.RegisterModule(new(tracked))
+	httpcaddyfile.RegisterHandlerDirective("tracked", func(httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		return new(tracked), nil
+	})
+	httpcaddyfile.RegisterDirectiveOrder("tracked", httpcaddyfile.After, "tracing")
+}
+
+func (*tracked) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.tracked", New: func() caddy.Module { return new(tracked) }}
+}
+
+func (*tracked) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	underWay.Add(1)
+	defer underWay.Add(-1)
+	return next.ServeHTTP(w, r)
+}
+
 // globals are the lines of the global options that make zones count on the stage.
 func (st *stage) globals() string {
 	if st.redis == nil {
@@ -47,7 +76,7 @@ func (st *stage) globals() string {
 // subscriber listens to all that is about clients.
 func (st *stage) config(site string) string {
 	return "{\n events {\n on rate_limit_exceeded sluice_test\n on rate_limit_banned sluice_test\n }\n" +
-		" servers {\n trusted_proxies static 127.0.0.0/8\n protocols h1 h2 h2c\n }\n " + st.globals() + "}\n:80 {\n" + site + "\n}"
+		" servers {\n trusted_proxies static 127.0.0.0/8\n protocols h1 h2 h2c\n }\n " + st.globals() + "}\n:80 {\ntracked\n" + site + "\n}"
 }
 
 // zones is config for zones in front of an upstream, which is told the delay of the zone q.

@@ -7,10 +7,12 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -60,16 +62,24 @@ func start(t testing.TB, kind string, dial redis.Options, args ...string) *Serve
 	return s
 }
 
-// FreePort returns a loopback port that nobody listens on.
+// FreePort returns a loopback port that is free for TCP and UDP. It is below those that the system gives to outgoing
+// connections, or one of them could take it before its server listens, and a random one, since tests run in several processes.
 func FreePort(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 1000 {
+		port := strconv.Itoa(10_000 + rand.IntN(22_000))
+		l, err := net.Listen("tcp", "127.0.0.1:"+port)
+		if err != nil {
+			continue
+		}
+		l.Close()
+		if u, err := net.ListenPacket("udp", "127.0.0.1:"+port); err == nil {
+			u.Close()
+			return port
+		}
 	}
-	defer l.Close()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	return port
+	t.Fatal("no port is free")
+	return ""
 }
 
 // Restart starts the server again on the same port, after Kill, and waits until it answers.
