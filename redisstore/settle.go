@@ -38,6 +38,10 @@ type settlements struct {
 // Settle applies charges in the background; each must be one that cannot be refused: below zero, or forced. Keys are kept
 // until then. What cannot be applied is reported to [Options.OnUnsettled].
 func (s *Store) Settle(charges ...algorithms.Charge) {
+	if s.ctx.Err() != nil { // closed
+		s.dropped(len(charges))
+		return
+	}
 	dropped := 0
 	s.unsettled.mu.Lock()
 	for _, c := range charges {

@@ -118,6 +118,10 @@ func TestCloseSettles(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("closing took %v", took)
 	}
+	s.Settle(algorithms.Charge{Key: "k", Limit: l, Cost: 1, Force: true})
+	if n := dropped.Load(); n != 3 {
+		t.Errorf("%d dropped, want what comes after the end too", n)
+	}
 }
 
 // There is room for so many counters and no more.
