@@ -43,8 +43,9 @@ func recipe(t *testing.T, page string, n int, dial string, changes ...string) st
 	return config
 }
 
-// counting makes a recipe's zones count on the stage.
+// counting makes the zones of a recipe count on the stage, and its requests be waited for.
 func (st *stage) counting(config string) string {
+	config = strings.Replace(config, "example.com {", "example.com {\n\ttracked", 1)
 	if options, found := strings.CutPrefix(config, "{\n"); found {
 		return "{\n" + st.globals() + options
 	}
