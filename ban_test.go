@@ -4,11 +4,14 @@ package sluice_test
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
 // bans lists the events of bans so far.
@@ -99,7 +102,7 @@ func TestBanStrikesPass(t *testing.T) {
 // One key of one zone is banned, and nothing else: no other key, and no other zone, whose limits are then not asked.
 func TestBanTouchesNothingElse(t *testing.T) {
 	events()
-	onStores(t, untilScripted, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		site := func(limit string) string {
 			return st.config(`
 rate_limit {
@@ -163,10 +166,35 @@ handle_errors {
 	})
 }
 
+// Refusals are counted where they happen; the ban holds on every instance that shares the store.
+func TestBanOfOneInstanceHoldsOnAll(t *testing.T) {
+	st := &stage{redis: redistest.Start(t)}
+	const site = "rate_limit {\nzone b 1/1h {\n key {header.X-User}\n ban 10m 1h after 2/10m\n}\n}\nrespond ok"
+	port := freePort(t)
+	startCaddyWith(t, st.globals(), fmt.Sprintf("http://:%d {\n%s\n}\n", port, site))
+	there := func(user string) (status int, body string) {
+		resp, body := get(t, http.DefaultClient, fmt.Sprintf("http://127.0.0.1:%d/", port), "X-User", user, "Connection", "close")
+		return resp.StatusCode, body
+	}
+	s := serve(t, st.config(site))
+	s.pass(1, "/", "X-User", "ann")
+	if status, body := there("ann"); status != 429 || !strings.Contains(body, "quota-exceeded") {
+		t.Error(status, body)
+	}
+	s.refusedOnly(1, "/", "X-User", "ann")
+	s.refused("/", "X-User", "ann")
+	if status, body := there("ann"); status != 429 || !strings.Contains(body, "abnormal-usage-detected") {
+		t.Error(status, body)
+	}
+	if status, body := there("bob"); status != 200 {
+		t.Error(status, body)
+	}
+}
+
 // Counted failures earn a ban, successes do not; who is banned is not let in with the right password either.
 func TestBanOfFailedLogins(t *testing.T) {
 	events()
-	onStores(t, untilScripted, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		l := openLogin(t)
 		s := serve(t, st.zones(failing("ban 1h after 5/15m"), l.dial))
 		for range 20 {
@@ -200,7 +228,7 @@ func TestBanOfFailedLogins(t *testing.T) {
 // A thousand guesses at once earn one ban.
 func TestConcurrentGuessesEarnOneBan(t *testing.T) {
 	events()
-	onStores(t, untilScripted, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		l := openLogin(t)
 		s := serve(t, st.zones(failing("ban 1m 1h after 5/15m"), l.dial))
 		came := make(chan struct{}, 1000)
@@ -224,7 +252,7 @@ func TestConcurrentGuessesEarnOneBan(t *testing.T) {
 func TestNoBanWithoutRefusal(t *testing.T) {
 	for _, options := range []string{"dry_run", "enforce 0%"} {
 		t.Run(options, func(t *testing.T) {
-			onStores(t, untilScripted, func(t *testing.T, st *stage) {
+			onStores(t, func(t *testing.T, st *stage) {
 				events()
 				s := serve(t, st.config("rate_limit {\nzone b 1/365d"+everyone+"ban 1h after 2/10m\n "+options+"\n}\n}\nrespond ok"))
 				s.pass(20, "/")

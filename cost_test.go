@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
 // gateway is an upstream whose responses say, in a header or a trailer, that they cost what the request's X-Use says. /hold
@@ -111,7 +113,7 @@ func TestModelGatewayOverAnHour(t *testing.T) {
 
 // A response that costs more than there is leaves a debt, which is paid back before the next one passes.
 func TestDebtIsPaidBack(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		up := gateway(t)
 		s := serve(t, st.zones(strings.Replace(metered("3600/1h", tokensUsed), "cost ", "burst 10\n cost ", 1), up.dial))
 		s.pass(1, "/", "X-Cost", "1", "X-Use", "100")
@@ -139,7 +141,7 @@ func TestDebtIsPaidBack(t *testing.T) {
 // What responses say is settled: more is taken, less is given back, and what is missing or no number leaves the reservation.
 func TestChargeSettles(t *testing.T) {
 	const warning = "a charge is not a whole number of at least 0 and is ignored: the cost stands; this is logged once"
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		up := gateway(t)
 		s := serve(t, st.zones(metered("1000/365d", tokensUsed), up.dial))
 		left := 1000
@@ -174,7 +176,7 @@ func TestChargeSources(t *testing.T) {
 		{"of the upstream only", "{http.reverse_proxy.header.X-Tokens-Used}", "/", "header_down -X-Tokens-Used"},
 	} {
 		t.Run(source.name, func(t *testing.T) {
-			onStores(t, everyStore, func(t *testing.T, st *stage) {
+			onStores(t, func(t *testing.T, st *stage) {
 				up := gateway(t)
 				s := serve(t, st.config("rate_limit {\n"+metered("1000/365d", source.charge)+"\n}\nreverse_proxy "+up.dial+" {\n "+source.proxy+"\n}"))
 				for i := range 3 {
@@ -195,7 +197,7 @@ func TestChargeSources(t *testing.T) {
 // A response is settled when it is over: until then it is the reservation that is taken. So is one that the client
 // does not wait for, since it has been made; and who leaves before it begins has paid the reservation.
 func TestChargeIsSettledAfterTheBody(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		up := gateway(t)
 		s := serve(t, st.config("route {\nrate_limit {\n"+metered("1000/365d", tokensUsed)+"\n}\ninside\nreverse_proxy "+up.dial+"\n}"))
 		resp := s.begin("X-Cost", "10", "X-Use", "100")
@@ -222,18 +224,17 @@ func TestChargeIsSettledAfterTheBody(t *testing.T) {
 
 // While Redis does not answer a response that was begun comes to its end; it is settled when Redis is back.
 func TestSettlingDelaysNoResponse(t *testing.T) {
-	onStores(t, []string{"redis"}, func(t *testing.T, st *stage) {
-		up := gateway(t)
-		s := serve(t, st.zones(metered("1000/365d", tokensUsed), up.dial))
-		resp := s.begin("X-Cost", "10", "X-Use", "100")
-		body := bufio.NewReader(resp.Body)
-		st.redis.Stop()
-		defer st.redis.Continue()
-		up.end <- struct{}{}
-		if rest, err := io.ReadAll(body); err != nil || !strings.HasSuffix(string(rest), "last\n") {
-			t.Errorf("%q %v", rest, err)
-		}
-		st.redis.Continue()
-		s.settled(900)
-	})
+	redis := redistest.Start(t)
+	up := gateway(t)
+	s := serve(t, (&stage{redis: redis}).zones(metered("1000/365d", tokensUsed), up.dial))
+	resp := s.begin("X-Cost", "10", "X-Use", "100")
+	body := bufio.NewReader(resp.Body)
+	redis.Stop()
+	defer redis.Continue()
+	up.end <- struct{}{}
+	if rest, err := io.ReadAll(body); err != nil || !strings.HasSuffix(string(rest), "last\n") {
+		t.Errorf("%q %v", rest, err)
+	}
+	redis.Continue()
+	s.settled(900)
 }

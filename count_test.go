@@ -67,7 +67,7 @@ func (s *server) enters(user, address string) {
 
 // Five failures per user and address, and as many successes as one likes.
 func TestLogin(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		l := openLogin(t)
 		s := serve(t, st.zones(failing(""), l.dial))
 		for range 3 {
@@ -104,7 +104,7 @@ func TestLogin(t *testing.T) {
 // A thousand guesses at once are five, because each has reserved its unit; and right ones among them let no more wrong ones in.
 func TestConcurrentGuesses(t *testing.T) {
 	for _, every := range []int{0, 2} {
-		onStores(t, everyStore, func(t *testing.T, st *stage) {
+		onStores(t, func(t *testing.T, st *stage) {
 			l := openLogin(t)
 			s := serve(t, st.zones(failing(""), l.dial))
 			s.client.Transport.(*http.Transport).MaxIdleConnsPerHost = 64
@@ -134,7 +134,7 @@ func TestConcurrentGuesses(t *testing.T) {
 
 // Units that are held by requests under way are a reason to refuse, but not for longer than they are held.
 func TestGivenBackUnitsAreFree(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		up := hold(t)
 		s := serve(t, st.zones(failing(""), up.dial))
 		for range 5 {
@@ -152,7 +152,7 @@ func TestGivenBackUnitsAreFree(t *testing.T) {
 
 // Who leaves before the answer is there may have guessed: the unit stays taken.
 func TestF51UnitOfWhoLeavesStaysTaken(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		l := openLogin(t)
 		s := serve(t, st.config("route {\nrate_limit {\n"+failing("")+"\n}\ninside\nreverse_proxy "+l.dial+"\n}"))
 		for range 5 {
@@ -197,7 +197,7 @@ func TestWhichResponsesCount(t *testing.T) {
 		{"dead upstream", "status 5xx", "reverse_proxy 127.0.0.1:1", counts},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			onStores(t, everyStore, func(t *testing.T, st *stage) {
+			onStores(t, func(t *testing.T, st *stage) {
 				s := serve(t, st.config("route {\nrate_limit {\nzone m 1000/365d"+everyone+"algorithm token_bucket\ncost {header.X-Cost}\ncount "+test.count+"\n}\n}\n"+
 					"@look header X-Cost 0\nrespond @look ok\n"+test.site+"\n}"))
 				for i := range 3 {

@@ -32,7 +32,7 @@ func (s *server) refusedKeys(n int) map[string]bool {
 
 func TestEnforceShare(t *testing.T) {
 	const keys = 300
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		s := serve(t, st.config(enforcing("0%")))
 		if n := len(s.refusedKeys(keys)); n != 0 { // and each key has used what it has
 			t.Errorf("%d of fresh keys are refused", n)
@@ -90,7 +90,7 @@ func TestEnforceIsTheSameOnEveryInstance(t *testing.T) {
 // The log says what would have happened, in words that ban tools do not look for, and no event is emitted.
 func TestEnforceReports(t *testing.T) {
 	events()
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		s := serve(t, st.config(enforcing("0%")))
 		s.pass(2, "/", "X-User", "u", "X-Forwarded-For", "192.0.2.88")
 		lines := logged(t, "request would have been refused (dry run)")

@@ -4,7 +4,9 @@ package sluice_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -15,12 +17,6 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-var (
-	everyStore = []string{"local", "redis"}
-	// What the script in Redis has to learn first: queues, concurrency and bans. Then this is everyStore.
-	untilScripted = []string{"local"}
-)
-
 // stage is a store, and configs that count in it.
 type stage struct {
 	redis *redistest.Server // nil: this process
@@ -28,16 +24,9 @@ type stage struct {
 }
 
 // onStores runs the body on each store. In this process time stands still there, unless the body moves it.
-func onStores(t *testing.T, stores []string, body func(t *testing.T, st *stage)) {
-	for _, store := range stores {
-		t.Run(store, func(t *testing.T) {
-			if store == "redis" {
-				body(t, &stage{redis: redistest.Start(t)})
-			} else {
-				body(t, &stage{clock: useClock(t)})
-			}
-		})
-	}
+func onStores(t *testing.T, body func(t *testing.T, st *stage)) {
+	t.Run("local", func(t *testing.T) { body(t, &stage{clock: useClock(t)}) })
+	t.Run("redis", func(t *testing.T) { body(t, &stage{redis: redistest.Start(t)}) })
 }
 
 // underWay is how many requests to sites of stages are not over, also after their config was stopped.
@@ -62,6 +51,17 @@ func (*tracked) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 	underWay.Add(1)
 	defer underWay.Add(-1)
 	return next.ServeHTTP(w, r)
+}
+
+// counters lists the keys of counters in Redis.
+func (st *stage) counters() (keys []string) {
+	list, _ := st.redis.Do("keys", "*").([]any)
+	for _, key := range list {
+		if key := fmt.Sprint(key); !strings.Contains(key, "fleet") {
+			keys = append(keys, key)
+		}
+	}
+	return keys
 }
 
 // globals are the lines of the global options that make zones count on the stage.
@@ -100,7 +100,7 @@ func (s *server) send(ctx context.Context, path string, header ...string) <-chan
 
 // decided is how many requests had that result in a zone.
 func (s *server) decided(zone, result string) (n int) {
-	for _, store := range everyStore {
+	for _, store := range []string{"local", "redis"} {
 		if v := s.metric(`caddy_rate_limit_decisions_total{result="` + result + `",store="` + store + `",zone="` + zone + `"}`); v > 0 {
 			n += int(v)
 		}

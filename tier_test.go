@@ -22,7 +22,7 @@ func plansBy(placeholder string) string { return strings.Replace(plans, "%", pla
 
 // A client that changes its plan keeps what it has used.
 func TestTierFromHeader(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		s := serve(t, st.config("rate_limit {\n"+plansBy("{header.X-Plan}")+"\n}\nrespond ok"))
 		if !strings.Contains(processLog.String(), "tier reads {http.request.header.X-Plan}, which a client can forge") {
 			t.Error("no warning at load:", processLog.String())
@@ -66,7 +66,7 @@ func TestTierFromHeader(t *testing.T) {
 }
 
 func TestTierFromMap(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		s := serve(t, st.config("map {header.X-User} {my.plan} {\n ann pro\n bob staff\n default free\n}\nrate_limit {\n"+plansBy("{my.plan}")+"\n}\nrespond ok"))
 		s.pass(5, "/", "X-User", "ann")
 		s.refused("/", "X-User", "ann")
@@ -77,7 +77,7 @@ func TestTierFromMap(t *testing.T) {
 }
 
 func TestTierFromVariable(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		s := serve(t, st.config("@pro header_regexp X-Token ^pro\nroute {\nvars @pro plan pro\nrate_limit {\n"+plansBy("{vars.plan}")+"\n}\nrespond ok\n}"))
 		s.pass(5, "/", "X-User", "ann", "X-Token", "pro-1234")
 		s.refused("/", "X-User", "ann", "X-Token", "pro-1234")
@@ -88,7 +88,7 @@ func TestTierFromVariable(t *testing.T) {
 
 // The plan and the name that an authentication service tells, in a route block before the limiter, no client can forge.
 func TestTierFromForwardAuth(t *testing.T) {
-	onStores(t, everyStore, func(t *testing.T, st *stage) {
+	onStores(t, func(t *testing.T, st *stage) {
 		s := serve(t, st.config("route {\nforward_auth 127.0.0.1:81 {\n uri /who\n copy_headers X-User X-Plan\n}\nrate_limit {\n"+plansBy("{header.X-Plan}")+"\n}\nrespond {header.X-User}\n}")+`
 :81 {
 	@ann header Authorization "Bearer a"
