@@ -225,7 +225,7 @@ func TestQueuePolicy(t *testing.T) {
 		{leaky.Queue(10, time.Second, 5, 0, 0), `"q";q=6;w=1`},
 		{leaky.Queue(10, time.Second, 5, 3, 0), `"q";q=6;w=1`},
 		{leaky.Queue(10, time.Minute, 5, 0, 0), `"q";q=6;w=36`},
-		{leaky.Queue(10, time.Minute, 5, 0, 10*time.Second), `"q";q=6;w=36`},
+		{leaky.Queue(10, time.Minute, 5, 0, 10*time.Second), `"q";q=3;w=18`}, // no more can begin within 10 s
 	} {
 		if p := NewPolicy("q", limit(t, c.p)); p.item != c.want {
 			t.Errorf("%+v: %s, want %s", c.p, p.item, c.want)

@@ -2,6 +2,7 @@ package leaky
 
 import (
 	"context"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync"
@@ -12,13 +13,23 @@ import (
 
 // Queue is the policy of NGINX's limit_req with a queue: quota units per window leave evenly spaced, and of the units above
 // the one in service queue may wait, the first delay of them no time at all. What would wait longer than maxWait
-// is refused like what finds the queue full; a maxWait of 0 leaves it to the queue.
+// is refused like what finds the queue full; a maxWait of 0 leaves it to the queue. Where maxWait leaves less room than queue,
+// the policy has that room only, so that no client is told of more.
 //
 // Quota and window are as in [Meter]; queue is 1 or more, delay 0 to queue−1: if none of them had to wait it would be
 // a meter. [algorithms.Compile] says what is out of range.
 //
 // Source: the module reference of ngx_http_limit_req_module.
 func Queue(quota int64, window time.Duration, queue, delay int64, maxWait time.Duration) algorithms.Policy {
+	if hi, lo := bits.Mul64(uint64(max(maxWait, 0)), uint64(max(quota, 0))); hi|lo > 0 && hi < uint64(max(window, 1)) {
+		slots, rest := bits.Div64(hi, lo, uint64(max(window, 1))) // that begin within maxWait
+		if rest > 0 {
+			slots++
+		}
+		if slots < uint64(max(queue-delay, 0)) {
+			queue = delay + int64(slots)
+		}
+	}
 	p := Meter(quota, window, queue)
 	p.Queue, p.MaxWait = queue-delay, maxWait
 	return p

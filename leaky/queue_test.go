@@ -117,6 +117,18 @@ func TestQueuePolicy(t *testing.T) {
 	if p := Queue(10, time.Second, 5, 3, time.Minute); p != want {
 		t.Errorf("%+v, want %+v", p, want)
 	}
+	for _, c := range []struct {
+		queue, delay   int64
+		maxWait        time.Duration
+		burst, waiting int64
+	}{
+		{50, 0, 0, 51, 50}, {50, 0, 3 * time.Second, 31, 30}, {50, 0, 2950 * time.Millisecond, 31, 30}, {50, 5, 3 * time.Second, 36, 30},
+		{50, 0, time.Microsecond, 2, 1}, {50, 0, 5 * time.Second, 51, 50}, {50, 0, time.Hour, 51, 50}, {30, 0, 3 * time.Second, 31, 30},
+	} {
+		if p := Queue(10, time.Second, c.queue, c.delay, c.maxWait); p.Burst != c.burst || p.Queue != c.waiting {
+			t.Errorf("%+v: %+v", c, p)
+		}
+	}
 	for _, p := range []algorithms.Policy{
 		Queue(10, time.Second, 5, 6, 0), Queue(10, time.Second, 5, -1, 0), Queue(10, time.Second, 5, 5, time.Second),
 		Queue(10, time.Second, 5, math.MinInt64, 0), Queue(10, time.Second, 5, math.MaxInt64, 0), Queue(10, time.Second, 5, 0, -1),

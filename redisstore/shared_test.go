@@ -275,7 +275,7 @@ func TestCallersGoAway(t *testing.T) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
-	for range maxWaiting + 200 {
+	for range maxWaiting + 3*maxCall { // more than wait and are in the air
 		wg.Go(func() {
 			err := s.Apply(ctx, []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
 			mu.Lock()
