@@ -345,7 +345,7 @@ func TestF52BodyOfDelayedRequest(t *testing.T) {
 	want := fmt.Sprintf("%d %x <nil>", len(content), sha256.Sum256([]byte(content)))
 	onStores(t, func(t *testing.T, st *stage) {
 		seen, dial := watchArrivals(t)
-		s := serve(t, st.zones("zone q 4/1s {\n key {header.X-Name}\n queue 5\n}", dial))
+		s := serve(t, st.zones("zone q 10/1s {\n key {header.X-Name}\n queue 5\n}", dial))
 		http1 := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: 20 * time.Second}, Timeout: 20 * time.Second}
 		defer http1.CloseIdleConnections()
 		for _, how := range []struct {
@@ -382,7 +382,7 @@ func TestF52BodyOfDelayedRequest(t *testing.T) {
 				list := seen.all()
 				delays = append(delays, list[len(list)-1].delay)
 			}
-			if st.clock != nil && !slices.Equal(delays, []time.Duration{0, 250 * time.Millisecond}) {
+			if st.clock != nil && !slices.Equal(delays, []time.Duration{0, 100 * time.Millisecond}) {
 				t.Errorf("%s: delays %v", how.name, delays)
 			}
 		}
@@ -393,7 +393,7 @@ func TestF52BodyOfDelayedRequest(t *testing.T) {
 func TestQueueOverReload(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		seen, dial := watchArrivals(t)
-		config := st.zones("zone q 4/1s"+everyone+"queue 20\n}", dial)
+		config := st.zones("zone q 5/1s"+everyone+"queue 20\n}", dial)
 		s := serve(t, config)
 		adapted, err := adapt(strings.Replace(config, "queue 20", "queue 30", 1))
 		if err != nil {
@@ -422,7 +422,7 @@ func TestQueueOverReload(t *testing.T) {
 		}
 		var want []time.Duration
 		for i := range 7 {
-			want = append(want, time.Duration(i)*250*time.Millisecond)
+			want = append(want, time.Duration(i)*200*time.Millisecond)
 		}
 		list := seen.all()
 		for i, a := range list {
@@ -438,7 +438,7 @@ func TestQueueOverReload(t *testing.T) {
 func TestQueueAtShutdown(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		seen, dial := watchArrivals(t)
-		s := serve(t, strings.Replace(st.zones("zone q 2/1s"+everyone+"queue 5\n}", dial), "{\n", "{\ngrace_period 10s\n", 1))
+		s := serve(t, strings.Replace(st.zones("zone q 4/1s"+everyone+"queue 5\n}", dial), "{\n", "{\ngrace_period 10s\n", 1))
 		came := s.queued(context.Background(), "0", "1", "2")
 		if err := caddy.Stop(); err != nil {
 			t.Fatal(err)
