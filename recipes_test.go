@@ -43,20 +43,13 @@ func recipe(t *testing.T, page string, n int, dial string, changes ...string) st
 	return config
 }
 
-// onBothStores runs a test of a recipe as it stands, and with the zones in a Redis: shared then adds that to a config.
-func onBothStores(t *testing.T, test func(t *testing.T, store string, shared func(config string) string)) {
-	t.Run("local", func(t *testing.T) {
-		test(t, "local", func(config string) string { return config })
-	})
-	t.Run("redis", func(t *testing.T) {
-		redis := "\trate_limit {\n\t\tredis " + redistest.Start(t).Addr + " {\n\t\t\t" + patient + "\n\t\t}\n\t}\n"
-		test(t, "redis", func(config string) string {
-			if options, found := strings.CutPrefix(config, "{\n"); found {
-				return "{\n" + redis + options
-			}
-			return "{\n" + redis + "}\n" + config
-		})
-	})
+// counting makes the zones of a recipe count on the stage, and its requests be waited for.
+func (st *stage) counting(config string) string {
+	config = strings.Replace(config, "example.com {", "example.com {\n\ttracked", 1)
+	if options, found := strings.CutPrefix(config, "{\n"); found {
+		return "{\n" + st.globals() + options
+	}
+	return "{\n" + st.globals() + "}\n" + config
 }
 
 // at asks the site of the recipes.
@@ -65,24 +58,11 @@ func at(header ...string) []string { return append(header, "Host", "example.com"
 // post sends a body to the site of the recipes.
 func (s *server) post(path, body string, header ...string) answer {
 	s.t.Helper()
-	req, err := http.NewRequest(http.MethodPost, "http://"+s.addr()+path, strings.NewReader(body))
+	a, err := s.ask(s.t.Context(), http.MethodPost, path, strings.NewReader(body), at(header...)...)
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	req.Host = "example.com"
-	for i := 0; i+1 < len(header); i += 2 {
-		req.Header.Set(header[i], header[i+1])
-	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	content, err := io.ReadAll(resp.Body)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return answer{resp, string(content)}
+	return a
 }
 
 // statuses asks and checks what comes back, in order.
@@ -262,6 +242,7 @@ func TestRecipePlans(t *testing.T) {
 }
 
 func TestRecipeListOfKeys(t *testing.T) {
+	useClock(t)
 	t.Setenv("KEY_ALICE", "secret")
 	s := serve(t, recipe(t, "plans.md", 2, upstream(t, func(http.ResponseWriter, *http.Request) {})))
 	for i, want := range []struct{ key, policy string }{{"secret", "api.pro.1m"}, {"k2", "api.free.1m"}, {"k1", "api.default"}, {"", "api.default"}} {
@@ -283,27 +264,22 @@ func notesArrival(came chan<- time.Time) http.HandlerFunc {
 	}
 }
 
-func TestRecipeFragileBackend(t *testing.T) { onBothStores(t, testRecipeFragileBackend) }
+func TestRecipeFragileBackend(t *testing.T) { onStores(t, everyStore, testRecipeFragileBackend) }
 
-func testRecipeFragileBackend(t *testing.T, _ string, shared func(string) string) {
+func testRecipeFragileBackend(t *testing.T, st *stage) {
 	came := make(chan time.Time, 100)
-	s := serve(t, shared(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "queue 50", "queue 5")))
-	const clients = 20 // far more than the queue has room for until the last of them is there
-	results, start := make(chan int, clients), time.Now()
-	for range clients {
-		go func() {
-			a, err := s.try(http.MethodGet, "/", at()...)
-			if err != nil {
-				t.Error(err)
-				results <- 0
-				return
-			}
-			results <- a.StatusCode
-		}()
+	s := serve(t, st.counting(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "queue 30", "queue 5")))
+	const clients = 20 // far more than there is room for until the last of them is there
+	start := time.Now()
+	var answers [clients]<-chan *answer
+	for i := range answers {
+		answers[i] = s.send(t.Context(), "/", at()...)
 	}
 	count := map[int]int{}
-	for range clients {
-		count[<-results]++
+	for _, came := range answers {
+		if a := <-came; a != nil {
+			count[a.StatusCode]++
+		}
 	}
 	if count[200] < 6 || count[429] < 1 || count[200]+count[429] != clients {
 		t.Error(count)
@@ -322,27 +298,22 @@ func testRecipeFragileBackend(t *testing.T, _ string, shared func(string) string
 }
 
 // A client that leaves makes room for another.
-func TestRecipeFragileBackendLeaver(t *testing.T) { onBothStores(t, testRecipeFragileBackendLeaver) }
+func TestRecipeFragileBackendLeaver(t *testing.T) {
+	onStores(t, everyStore, testRecipeFragileBackendLeaver)
+}
 
-func testRecipeFragileBackendLeaver(t *testing.T, _ string, shared func(string) string) {
+func testRecipeFragileBackendLeaver(t *testing.T, st *stage) {
 	came := make(chan time.Time, 100)
-	s := serve(t, shared(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "backend 10/s", "backend 1/1h", "queue 50 max_wait 3s", "queue 1")))
+	s := serve(t, st.counting(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "backend 10/s", "backend 1/1h", "queue 30 max_wait 3s", "queue 1")))
 	wait := func() (leave func()) {
 		ctx, cancel := context.WithCancel(t.Context())
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.addr()+"/", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Host = "example.com"
-		left := make(chan struct{})
-		go func() {
-			defer close(left)
-			if resp, err := s.client.Do(req); err == nil {
-				resp.Body.Close()
-				t.Error("who should have waited got", resp.Status)
+		came := s.send(ctx, "/", at()...)
+		return func() {
+			cancel()
+			if a := <-came; a != nil {
+				t.Error("who should have waited got", a.Status)
 			}
-		}()
-		return func() { cancel(); <-left }
+		}
 	}
 	waiting := func(n float64) {
 		t.Helper()
@@ -364,44 +335,35 @@ func testRecipeFragileBackendLeaver(t *testing.T, _ string, shared func(string) 
 }
 
 // Who waits is not among those that are at the backend.
-func TestRecipeFragileBackendAtOnce(t *testing.T) { onBothStores(t, testRecipeFragileBackendAtOnce) }
+func TestRecipeFragileBackendAtOnce(t *testing.T) {
+	onStores(t, everyStore, testRecipeFragileBackendAtOnce)
+}
 
-func testRecipeFragileBackendAtOnce(t *testing.T, _ string, shared func(string) string) {
+func testRecipeFragileBackendAtOnce(t *testing.T, st *stage) {
 	began, release := make(chan struct{}, 10), make(chan struct{})
-	s := serve(t, shared(recipe(t, "fragile-backend.md", 1, upstream(t, func(http.ResponseWriter, *http.Request) {
+	s := serve(t, st.counting(recipe(t, "fragile-backend.md", 1, upstream(t, func(http.ResponseWriter, *http.Request) {
 		began <- struct{}{}
 		<-release
 	}), "concurrency 20", "concurrency 2", "10/s", "50/s")))
-	passed := make(chan int, 2)
-	for range 2 {
-		go func() {
-			a, err := s.try(http.MethodGet, "/", at()...)
-			if err != nil {
-				t.Error(err)
-				passed <- 0
-				return
-			}
-			passed <- a.StatusCode
-		}()
-	}
+	first, second := s.send(t.Context(), "/", at()...), s.send(t.Context(), "/", at()...)
 	<-began
 	<-began
 	if a := s.get("/", at()...); a.StatusCode != 429 || s.wait(a) != 5 || a.left("backend_busy") != 0 {
 		t.Error(a.Status, a.Header)
 	}
 	close(release)
-	for range 2 {
-		if status := <-passed; status != 200 {
-			t.Error(status)
+	for _, came := range []<-chan *answer{first, second} {
+		if a := <-came; a == nil || a.StatusCode != 200 {
+			t.Error(a)
 		}
 	}
 	eventually(t, 10*time.Second, "a lease comes back", func() bool { return s.get("/", at()...).StatusCode == 200 })
 }
 
-func TestRecipeExports(t *testing.T) { onBothStores(t, testRecipeExports) }
+func TestRecipeExports(t *testing.T) { onStores(t, everyStore, testRecipeExports) }
 
-func testRecipeExports(t *testing.T, _ string, shared func(string) string) {
-	s := serve(t, shared(recipe(t, "exports.md", 0, upstream(t, func(w http.ResponseWriter, r *http.Request) {
+func testRecipeExports(t *testing.T, st *stage) {
+	s := serve(t, st.counting(recipe(t, "exports.md", 0, upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") != "" {
 			conn, buf, err := http.NewResponseController(w).Hijack()
 			if err != nil {
@@ -552,12 +514,12 @@ func TestRecipeModelGatewayAverage(t *testing.T) {
 	}
 }
 
-func TestRecipeRollout(t *testing.T) { onBothStores(t, testRecipeRollout) }
+func TestRecipeRollout(t *testing.T) { onStores(t, everyStore, testRecipeRollout) }
 
-func testRecipeRollout(t *testing.T, store string, shared func(string) string) {
+func testRecipeRollout(t *testing.T, st *stage) {
 	app := upstream(t, func(http.ResponseWriter, *http.Request) {})
 	step := func(n int, changes ...string) string {
-		return shared(recipe(t, "rollout.md", n, app, append(changes, "api 1000/1h", "api 3/1h")...))
+		return st.counting(recipe(t, "rollout.md", n, app, append(changes, "api 1000/1h", "api 3/1h")...))
 	}
 	s := serve(t, step(0))
 	round := func() (refused map[string]bool) {
@@ -576,10 +538,7 @@ func testRecipeRollout(t *testing.T, store string, shared func(string) string) {
 		}
 		return refused
 	}
-	decided := func(result string) float64 {
-		return s.metric(`caddy_rate_limit_decisions_total{result="` + result + `",store="` + store + `",zone="api"}`)
-	}
-	if refused := round(); len(refused) > 0 || decided("rejected_dry_run") != 80 || decided("passed_dry_run") != 120 {
+	if refused := round(); len(refused) > 0 || s.decided("api", "rejected_dry_run") != 80 || s.decided("api", "passed_dry_run") != 120 {
 		t.Errorf("%v, %s", refused, s.metrics())
 	}
 	if lines := logged(t, "request would have been refused (dry run)"); len(lines) == 0 || !strings.HasPrefix(fmt.Sprint(lines[0]["key"]), "k") {
