@@ -264,7 +264,7 @@ func notesArrival(came chan<- time.Time) http.HandlerFunc {
 	}
 }
 
-func TestRecipeFragileBackend(t *testing.T) { onStores(t, everyStore, testRecipeFragileBackend) }
+func TestRecipeFragileBackend(t *testing.T) { onStores(t, testRecipeFragileBackend) }
 
 func testRecipeFragileBackend(t *testing.T, st *stage) {
 	came := make(chan time.Time, 100)
@@ -299,7 +299,7 @@ func testRecipeFragileBackend(t *testing.T, st *stage) {
 
 // A client that leaves makes room for another.
 func TestRecipeFragileBackendLeaver(t *testing.T) {
-	onStores(t, everyStore, testRecipeFragileBackendLeaver)
+	onStores(t, testRecipeFragileBackendLeaver)
 }
 
 func testRecipeFragileBackendLeaver(t *testing.T, st *stage) {
@@ -336,7 +336,7 @@ func testRecipeFragileBackendLeaver(t *testing.T, st *stage) {
 
 // Who waits is not among those that are at the backend.
 func TestRecipeFragileBackendAtOnce(t *testing.T) {
-	onStores(t, everyStore, testRecipeFragileBackendAtOnce)
+	onStores(t, testRecipeFragileBackendAtOnce)
 }
 
 func testRecipeFragileBackendAtOnce(t *testing.T, st *stage) {
@@ -360,7 +360,7 @@ func testRecipeFragileBackendAtOnce(t *testing.T, st *stage) {
 	eventually(t, 10*time.Second, "a lease comes back", func() bool { return s.get("/", at()...).StatusCode == 200 })
 }
 
-func TestRecipeExports(t *testing.T) { onStores(t, everyStore, testRecipeExports) }
+func TestRecipeExports(t *testing.T) { onStores(t, testRecipeExports) }
 
 func testRecipeExports(t *testing.T, st *stage) {
 	s := serve(t, st.counting(recipe(t, "exports.md", 0, upstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -514,7 +514,7 @@ func TestRecipeModelGatewayAverage(t *testing.T) {
 	}
 }
 
-func TestRecipeRollout(t *testing.T) { onStores(t, everyStore, testRecipeRollout) }
+func TestRecipeRollout(t *testing.T) { onStores(t, testRecipeRollout) }
 
 func testRecipeRollout(t *testing.T, st *stage) {
 	app := upstream(t, func(http.ResponseWriter, *http.Request) {})
