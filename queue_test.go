@@ -400,14 +400,18 @@ func TestQueueOverReload(t *testing.T) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		came := s.queued(context.Background(), "0", "1", "2", "3", "4")
+		var came []<-chan *answer
+		for range 5 {
+			came = append(came, s.send(context.Background(), "/", "X-Name", "early"))
+		}
+		eventually(t, 10*time.Second, "four wait", func() bool { return s.decided("q", "delayed") == 4 })
 		if err := s.loadJSON(adapted); err != nil {
 			t.Fatal(err)
 		}
 		if s.waiting() == 0 {
 			t.Fatal("nobody waits any more after the reload")
 		}
-		came = append(came, s.queued(context.Background(), "5", "6")...)
+		came = append(came, s.queued(context.Background(), "newcomer", "last")...)
 		late := time.Since(start)
 		if st.redis == nil {
 			late = 0
@@ -417,7 +421,7 @@ func TestQueueOverReload(t *testing.T) {
 				t.Errorf("request %d: %+v", i, a)
 			}
 		}
-		if names := seen.names(); !slices.Equal(names, []string{"0", "1", "2", "3", "4", "5", "6"}) {
+		if names := seen.names(); !slices.Equal(names, []string{"early", "early", "early", "early", "early", "newcomer", "last"}) {
 			t.Error(names)
 		}
 		var want []time.Duration
