@@ -23,25 +23,27 @@ type login struct {
 func openLogin(t testing.TB) *login {
 	l := new(login)
 	l.dial = upstream(t, func(w http.ResponseWriter, r *http.Request) {
-		l.mu.Lock()
-		l.now++
-		l.mostBad = max(l.mostBad, l.now+l.wrong)
-		l.mu.Unlock()
-		defer l.mu.Unlock()
-		defer func() { l.now-- }()
-		defer l.mu.Lock()
+		l.add(1, 0)
 		switch r.Header.Get("X-Password") {
 		case "right":
+			l.add(-1, 0)
 		case "never": // nobody says whether it is
 			<-r.Context().Done()
+			l.add(-1, 0)
 		default:
-			l.mu.Lock()
-			l.wrong++
-			l.mu.Unlock()
+			l.add(-1, 1)
 			w.WriteHeader(http.StatusUnauthorized)
 		}
 	})
 	return l
+}
+
+func (l *login) add(now, wrong int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.now += now
+	l.wrong += wrong
+	l.mostBad = max(l.mostBad, l.now+l.wrong)
 }
 
 const failures = "zone login 5/15m {\n key {client_ip} {header.X-User}\n count status 401\n %\n}"

@@ -31,7 +31,7 @@ func (s *server) refusedKeys(n int) map[string]bool {
 }
 
 func TestEnforceShare(t *testing.T) {
-	const keys = 300
+	const keys = 200
 	onStores(t, func(t *testing.T, st *stage) {
 		s := serve(t, st.config(enforcing("0%")))
 		if n := len(s.refusedKeys(keys)); n != 0 { // and each key has used what it has
@@ -41,7 +41,7 @@ func TestEnforceShare(t *testing.T) {
 		for _, step := range []struct {
 			percent     string
 			least, most int
-		}{{"0%", 0, 0}, {"10%", 10, 60}, {"10", 10, 60}, {"50%", 110, 190}, {"99.9%", 290, 300}, {"100%", keys, keys}} {
+		}{{"0%", 0, 0}, {"10%", 5, 45}, {"10", 5, 45}, {"50%", 70, 130}, {"99.9%", 190, 200}, {"100%", keys, keys}} {
 			s.mustLoad(st.config(enforcing(step.percent)))
 			passedDry, refusedDry, rejected := s.decided("e", "passed_dry_run"), s.decided("e", "rejected_dry_run"), s.decided("e", "rejected")
 			refused := s.refusedKeys(keys)

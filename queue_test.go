@@ -5,6 +5,7 @@ package sluice_test
 // the upstream is measured, and only reported.
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -66,7 +67,7 @@ func (a *arrivals) names() (names []string) {
 	return names
 }
 
-// check wants the requests to have arrived with these delays, in this order, none before its slot. The store's clock may
+// check wants the requests to have arrived with these delays in order, none before its slot. The store's clock may
 // have moved by late between the first decision and the last one.
 func (a *arrivals) check(t *testing.T, start time.Time, late time.Duration, want ...time.Duration) {
 	t.Helper()
@@ -74,6 +75,13 @@ func (a *arrivals) check(t *testing.T, start time.Time, late time.Duration, want
 	if len(list) != len(want) {
 		t.Fatalf("%d requests arrived, want %d: %v", len(list), len(want), list)
 	}
+	for i, got := range list {
+		// A machine that is busy for longer than a slot lasts may let one overtake another on the way, which is no fault of the queue.
+		if late := got.at.Sub(start) - got.delay; i > 0 && got.delay < list[i-1].delay && late < 90*time.Millisecond {
+			t.Errorf("arrival %d, of delay %v, came behind one of %v", i, got.delay, list[i-1].delay)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b arrival) int { return cmp.Compare(a.delay, b.delay) })
 	for i, got := range list {
 		if got.delay > want[i] || got.delay < want[i]-late {
 			t.Errorf("arrival %d was told to wait %v, want %v (less up to %v)", i, got.delay, want[i], late)
@@ -345,7 +353,7 @@ func TestF52BodyOfDelayedRequest(t *testing.T) {
 	want := fmt.Sprintf("%d %x <nil>", len(content), sha256.Sum256([]byte(content)))
 	onStores(t, func(t *testing.T, st *stage) {
 		seen, dial := watchArrivals(t)
-		s := serve(t, st.zones("zone q 4/1s {\n key {header.X-Name}\n queue 5\n}", dial))
+		s := serve(t, st.zones("zone q 10/1s {\n key {header.X-Name}\n queue 5\n}", dial))
 		http1 := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: 20 * time.Second}, Timeout: 20 * time.Second}
 		defer http1.CloseIdleConnections()
 		for _, how := range []struct {
@@ -382,7 +390,7 @@ func TestF52BodyOfDelayedRequest(t *testing.T) {
 				list := seen.all()
 				delays = append(delays, list[len(list)-1].delay)
 			}
-			if st.clock != nil && !slices.Equal(delays, []time.Duration{0, 250 * time.Millisecond}) {
+			if st.clock != nil && !slices.Equal(delays, []time.Duration{0, 100 * time.Millisecond}) {
 				t.Errorf("%s: delays %v", how.name, delays)
 			}
 		}
@@ -393,21 +401,25 @@ func TestF52BodyOfDelayedRequest(t *testing.T) {
 func TestQueueOverReload(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		seen, dial := watchArrivals(t)
-		config := st.zones("zone q 4/1s"+everyone+"queue 20\n}", dial)
+		config := st.zones("zone q 5/1s"+everyone+"queue 20\n}", dial)
 		s := serve(t, config)
 		adapted, err := adapt(strings.Replace(config, "queue 20", "queue 30", 1))
 		if err != nil {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		came := s.queued(context.Background(), "0", "1", "2", "3", "4")
+		var came []<-chan *answer
+		for range 5 {
+			came = append(came, s.send(context.Background(), "/", "X-Name", "early"))
+		}
+		eventually(t, 10*time.Second, "four wait", func() bool { return s.decided("q", "delayed") == 4 })
 		if err := s.loadJSON(adapted); err != nil {
 			t.Fatal(err)
 		}
 		if s.waiting() == 0 {
 			t.Fatal("nobody waits any more after the reload")
 		}
-		came = append(came, s.queued(context.Background(), "5", "6")...)
+		came = append(came, s.queued(context.Background(), "newcomer", "last")...)
 		late := time.Since(start)
 		if st.redis == nil {
 			late = 0
@@ -417,12 +429,12 @@ func TestQueueOverReload(t *testing.T) {
 				t.Errorf("request %d: %+v", i, a)
 			}
 		}
-		if names := seen.names(); !slices.Equal(names, []string{"0", "1", "2", "3", "4", "5", "6"}) {
+		if names := seen.names(); !slices.Equal(names, []string{"early", "early", "early", "early", "early", "newcomer", "last"}) {
 			t.Error(names)
 		}
 		var want []time.Duration
 		for i := range 7 {
-			want = append(want, time.Duration(i)*250*time.Millisecond)
+			want = append(want, time.Duration(i)*200*time.Millisecond)
 		}
 		list := seen.all()
 		for i, a := range list {
@@ -438,7 +450,7 @@ func TestQueueOverReload(t *testing.T) {
 func TestQueueAtShutdown(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		seen, dial := watchArrivals(t)
-		s := serve(t, strings.Replace(st.zones("zone q 2/1s"+everyone+"queue 5\n}", dial), "{\n", "{\ngrace_period 10s\n", 1))
+		s := serve(t, strings.Replace(st.zones("zone q 4/1s"+everyone+"queue 5\n}", dial), "{\n", "{\ngrace_period 10s\n", 1))
 		came := s.queued(context.Background(), "0", "1", "2")
 		if err := caddy.Stop(); err != nil {
 			t.Fatal(err)
