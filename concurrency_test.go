@@ -278,6 +278,9 @@ func (b *badEnd) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhtt
 		}
 		fmt.Fprint(conn, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
 		return conn.Close()
+	case "late":
+		fmt.Fprint(w, "all is well, so far")
+		return caddyhttp.Error(http.StatusTeapot, errors.New("told to"))
 	case "error":
 		return caddyhttp.Error(http.StatusTeapot, errors.New("told to"))
 	}

@@ -192,6 +192,7 @@ func TestWhichResponsesCount(t *testing.T) {
 		{"error", "status 418", "bad_end error", counts},
 		{"other error", "status 401", "bad_end error", free},
 		{"error without a status", "status 500", "bad_end plain", counts},
+		{"error after a body", "status 200", "bad_end late", counts},
 		{"error directive", "status 403", "error 403", counts},
 		{"error route", "status 403", "error 403\n}\nhandle_errors {\n respond 200", counts},
 		{"error route to a failure", "status 401", "error 404\n}\nhandle_errors {\n respond 401", free},

@@ -137,7 +137,7 @@ func TestStoreFailures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			events()
 			r, addr := trouble.start(t)
-			s := serve(t, withFleet(addr, "timeout 300ms\n"+trouble.settings))
+			s := serve(t, withFleet(addr, "timeout 500ms\n"+trouble.settings))
 			asked := 0
 			if trouble.fail != nil {
 				if a := s.get("/l"); a.StatusCode != 200 || a.left("l") != 9 {
@@ -237,12 +237,15 @@ func checkEvents(t *testing.T, kind string, back bool) {
 		want = append(want, "rate_limit_store_up")
 	}
 	var got []string
-	for _, e := range events() {
-		got = append(got, e.Name())
-		if e.Data["store"] != "redis" || e.Name() == "rate_limit_store_down" && e.Data["kind"] != kind {
-			t.Errorf("event %s: %v", e.Name(), e.Data)
+	eventually(t, 2*time.Second, "the events, which follow the lines in the log", func() bool {
+		for _, e := range events() {
+			got = append(got, e.Name())
+			if e.Data["store"] != "redis" || e.Name() == "rate_limit_store_down" && e.Data["kind"] != kind {
+				t.Errorf("event %s: %v", e.Name(), e.Data)
+			}
 		}
-	}
+		return len(got) >= len(want)
+	})
 	if !slices.Equal(got, want) {
 		t.Errorf("events %q, want %q", got, want)
 	}

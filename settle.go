@@ -6,6 +6,7 @@ package sluice
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -234,6 +235,25 @@ func (w *watcher) WriteHeader(status int) {
 		w.status = status
 	}
 	w.ResponseWriterWrapper.WriteHeader(status)
+}
+
+// Write implements http.ResponseWriter.
+func (w *watcher) Write(b []byte) (int, error) {
+	w.begin()
+	return w.ResponseWriterWrapper.Write(b)
+}
+
+// ReadFrom implements io.ReaderFrom.
+func (w *watcher) ReadFrom(r io.Reader) (int64, error) {
+	w.begin()
+	return w.ResponseWriterWrapper.ReadFrom(r)
+}
+
+// begin notes the status of a body that comes without one.
+func (w *watcher) begin() {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
 }
 
 // status is what the response says of the request: what was written, or will be for the error or the lack of one. It is 0 when
