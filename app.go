@@ -25,7 +25,7 @@ func init() { caddy.RegisterModule(new(App)) }
 var local = memstore.New()
 
 // room is where requests wait for the slots that local gave them.
-var room = leaky.NewRoom(local)
+var room = leaky.NewRoom(local, time.Now)
 
 // App is what the handlers of one config share: the shared store, and which zones they name and how.
 type App struct {

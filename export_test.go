@@ -12,7 +12,7 @@ import (
 func UseClock(now func() int64) (restore func()) {
 	before, roomBefore := local, room
 	local = memstore.New(memstore.WithClock(now))
-	room = leaky.NewRoom(local)
+	room = leaky.NewRoom(local, time.Now)
 	return func() { local, room = before, roomBefore }
 }
 

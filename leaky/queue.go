@@ -40,14 +40,16 @@ func Queue(quota int64, window time.Duration, queue, delay int64, maxWait time.D
 // behind it, that one's to the next, and so on; the last slot goes back to the counter.
 type Room struct {
 	store algorithms.Store
+	now   func() time.Time
 
 	mu    sync.Mutex // makes a decision and its place in the line one step
 	lines map[place][]*ticket
 }
 
-// NewRoom returns an empty room in front of a store whose decisions take no longer than a lock may be held.
-func NewRoom(store algorithms.Store) *Room {
-	return &Room{store: store, lines: map[place][]*ticket{}}
+// NewRoom returns an empty room in front of a store whose decisions take no longer than a lock may be held. The clock's
+// seconds must be those of timers, as [time.Now]'s are.
+func NewRoom(store algorithms.Store, now func() time.Time) *Room {
+	return &Room{store: store, now: now, lines: map[place][]*ticket{}}
 }
 
 // place is a counter.
@@ -87,7 +89,7 @@ func (r *Room) Apply(ctx context.Context, charges []algorithms.Charge, out []alg
 		return nil, err
 	}
 	var w *Wait
-	now := time.Now() // after the decision: a slot may be late by that much, never early
+	now := r.now() // after the decision: a slot may be late by that much, never early
 	for i := range charges {
 		c := &charges[i]
 		if out[i].Delay <= 0 || c.DryRun || !c.Commits() {
@@ -147,7 +149,7 @@ func (w *Wait) rest() time.Duration {
 			last = slot
 		}
 	}
-	rest := time.Until(last)
+	rest := last.Sub(w.room.now())
 	if rest <= 0 {
 		w.clear(func(*ticket, []*ticket) {})
 	}
@@ -158,7 +160,7 @@ func (w *Wait) rest() time.Duration {
 func (w *Wait) Leave() {
 	w.room.mu.Lock()
 	defer w.room.mu.Unlock()
-	now := time.Now()
+	now := w.room.now()
 	w.clear(func(t *ticket, behind []*ticket) {
 		if t.slot().After(now) { // else it is used up, like that of a request which is being served
 			w.room.giveBack(t, behind)

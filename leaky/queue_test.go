@@ -45,7 +45,7 @@ func inBubble(t *testing.T, body func(t *testing.T, h *house)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		h := &house{
-			Room: NewRoom(memstore.New()), t: t, start: time.Now(), left: map[string]time.Duration{}, gone: map[string]error{},
+			Room: NewRoom(memstore.New(), time.Now), t: t, start: time.Now(), left: map[string]time.Duration{}, gone: map[string]error{},
 		}
 		body(t, h)
 		h.all.Wait()
@@ -453,7 +453,7 @@ func (broken) Apply(context.Context, []algorithms.Charge, []algorithms.Outcome) 
 }
 
 func TestRoomOfABrokenStore(t *testing.T) {
-	r := NewRoom(broken{})
+	r := NewRoom(broken{}, time.Now)
 	w, err := r.Apply(context.Background(), make([]algorithms.Charge, 1), make([]algorithms.Outcome, 1))
 	if w != nil || err != errBroken || len(r.lines) != 0 {
 		t.Errorf("%v, %v", w, err)
