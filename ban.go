@@ -49,12 +49,33 @@ func (h *Handler) punish(r *http.Request, rule *rule, key string, shared bool) t
 	}
 	if !shared || err != nil { // then at least here
 		step, rest, _ = banish(local, rule.Ban, key)
+		rule.keepHere(rest)
 	}
 	if step >= 0 {
 		rule.metrics.CountBan()
 		h.reporter.Banned(r, telemetry.Ban{Zone: rule.Zone, Key: key, Text: caddyfile.Text, Duration: rest, Step: step + 1})
 	}
 	return rest
+}
+
+// keepHere notes that a ban of that length is known to this process only, if that is for want of the shared store.
+func (r *rule) keepHere(rest time.Duration) {
+	if r.redis == nil {
+		return
+	}
+	end := int64(monotonic() + rest)
+	for was := r.redis.bansHere.Load(); was < end && !r.redis.bansHere.CompareAndSwap(was, end); was = r.redis.bansHere.Load() {
+	}
+}
+
+// bannedHere reports whether a key has such a ban. It holds also when the shared store is back.
+func (r *rule) bannedHere(key string) bool {
+	if int64(monotonic()) >= r.redis.bansHere.Load() {
+		return false
+	}
+	ask, out := [1]algorithms.Charge{algorithms.Ask(r.Ban.Bans, key)}, [1]algorithms.Outcome{}
+	_ = local.Apply(context.Background(), ask[:], out[:])
+	return !out[0].OK
 }
 
 // banish bans a key, for longer the more bans it had of late, and returns which of the durations that is and how long it lasts.

@@ -121,15 +121,17 @@ func (q *question) key(r *rule) (key string, ok bool, err error) {
 
 // charge adds the charges of a rule, one for each of the plan's limits, behind one that asks for a ban.
 func (q *question) charge(r *rule, p *plan, key string, cost int64) {
+	enforced := r.Enforces(key)
+	asksBan := r.Ban != nil && enforced
 	b := &q.local
-	if r.redis != nil {
+	if r.redis != nil && !(asksBan && r.bannedHere(key)) {
 		b = &q.shared
 	}
 	a := asked{
-		rule: r, plan: p, metrics: r.metrics, batch: b, key: key, enforced: r.Enforces(key),
+		rule: r, plan: p, metrics: r.metrics, batch: b, key: key, enforced: enforced, asksBan: asksBan,
 		again: r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
 	}
-	if a.asksBan = r.Ban != nil && a.enforced; a.asksBan {
+	if asksBan {
 		b.add(algorithms.Ask(r.Ban.Bans, key))
 	}
 	a.first = len(b.charges)

@@ -31,6 +31,7 @@ type sharedStore struct {
 	changes   chan change
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
+	bansHere  atomic.Int64 // when the last of the bans ends that this process keeps alone, see [rule.keepHere]
 }
 
 // change is a change of the store's state.

@@ -118,44 +118,66 @@ func (b *batch) applyWhole(ctx context.Context, l *lane, deadline time.Time) err
 // fails, what the others took is given back.
 func (b *batch) applyParts(ctx context.Context, deadline time.Time) error {
 	split := b.split(deadline)
-	var failed error
-	waits := make([]bool, len(split))
-	for i, p := range split {
-		if wait, err := p.lane.submit(p); wait {
-			waits[i] = true
-		} else if err != nil {
-			p.err, failed = err, err
-		}
-	}
-	for i, p := range split {
-		reusable := true
-		if waits[i] {
-			var err error
-			if reusable, err = p.lane.wait(ctx, p); err != nil {
-				failed = err
-			}
-		}
-		if reusable {
-			b.collect(p)
-		} else {
-			split[i] = nil
-		}
-	}
+	failed := b.send(ctx, split)
 	if failed != nil || algorithms.Binding(b.charges, b.out) >= 0 {
 		b.giveBack(ctx, split, deadline, failed == nil)
 	}
-	for _, p := range split {
-		if p != nil {
-			p.release()
+	releaseAll(split)
+	return failed
+}
+
+// applyEach applies charges that cannot be refused and do not depend on each other: what one server does not take, the others
+// do all the same. It returns why each was not applied, nil when all were.
+func (s *Store) applyEach(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) (errs []error) {
+	clear(out) // what fails has none
+	b := batch{store: s, charges: charges, out: out}
+	b.hash()
+	split := b.split(time.Now().Add(s.options.Timeout))
+	if b.send(ctx, split) != nil {
+		errs = make([]error, len(charges))
+		for _, p := range split {
+			for _, i := range p.charges {
+				errs[i] = p.failed
+			}
+		}
+	}
+	releaseAll(split)
+	if s.refused != nil {
+		b.learn()
+	}
+	return errs
+}
+
+// send brings the parts to their servers and waits for the answers. It returns the last failure.
+func (b *batch) send(ctx context.Context, split []*part) (failed error) {
+	waits := make([]bool, len(split))
+	for i, p := range split {
+		waits[i], p.failed = p.lane.submit(p)
+	}
+	for i, p := range split {
+		if waits[i] {
+			var reusable bool
+			reusable, p.failed = p.lane.wait(ctx, p)
+			p.lost = !reusable
+		}
+		if p.failed == nil {
+			b.collect(p)
+		} else {
+			failed = p.failed
 		}
 	}
 	return failed
 }
 
-func (b *batch) collect(p *part) {
-	if p.err != nil {
-		return
+func releaseAll(split []*part) {
+	for _, p := range split {
+		if !p.lost {
+			p.release()
+		}
 	}
+}
+
+func (b *batch) collect(p *part) {
 	for j, i := range p.charges {
 		b.out[i] = p.out[j]
 	}
@@ -193,7 +215,7 @@ func (b *batch) split(deadline time.Time) []*part {
 func (b *batch) giveBack(ctx context.Context, split []*part, deadline time.Time, wait bool) {
 	var back []*part
 	for _, p := range split {
-		if p == nil || p.err != nil {
+		if p.failed != nil {
 			continue
 		}
 		if u := b.undo(p); u != nil {

@@ -35,6 +35,8 @@ type part struct {
 	lane     *lane
 	slot     uint16
 	charges  []int // which charges of the batch
+	failed   error // what its caller was told
+	lost     bool  // its caller waits no more, but a flight may still write to it
 	deadline time.Time
 	alone    bool // its caller has no other part to send meanwhile
 	keep     bool // sent even when nobody waits for it any more: it gives back
@@ -59,7 +61,7 @@ var parts = sync.Pool{New: func() any {
 func newPart() *part {
 	p := parts.Get().(*part)
 	p.asks, p.names, p.charges, p.out = p.asks[:0], p.names[:0], p.charges[:0], p.out[:0]
-	p.err, p.alone, p.keep = nil, false, false
+	p.err, p.failed, p.lost, p.alone, p.keep = nil, nil, false, false, false
 	p.state.Store(waiting)
 	return p
 }

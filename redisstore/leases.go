@@ -44,7 +44,6 @@ func (s *Store) Hold(limit *algorithms.Limit, key string, mark int64) *Lease {
 	}
 	if tick := limit.Window / 6; h.tick == 0 || tick < h.tick {
 		h.tick = tick
-		h.tick = tick
 		select {
 		case h.wake <- struct{}{}:
 		default:
@@ -130,12 +129,12 @@ func (s *Store) renew(due []*Lease) {
 	}
 	s.leases.mu.Unlock()
 	out, now := make([]algorithms.Outcome, len(charges)), time.Now()
-	err := s.Apply(s.ctx, charges, out)
+	errs := s.applyEach(s.ctx, charges, out)
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
 	for i, l := range due {
 		l.renewing = false
-		if err == nil {
+		if errs == nil || errs[2*i] == nil {
 			l.mark, l.taken = out[2*i+1].Mark, now
 		}
 		if l.released {

@@ -103,28 +103,34 @@ func (s *Store) keepSettling() {
 	}
 }
 
-// settleAll applies what waits, and reports whether nothing is left that may be tried again.
+// settleAll applies what waits, and reports whether nothing is left that may be tried again. What one server does not take
+// holds up nothing of the others.
 func (s *Store) settleAll(ctx context.Context) bool {
 	s.unsettled.applying.Lock()
 	defer s.unsettled.applying.Unlock()
 	var batch [settleAtOnce]algorithms.Charge
 	var out [settleAtOnce]algorithms.Outcome
-	for {
+	var again []algorithms.Charge
+	for len(again) == 0 || int(s.down.Load()) < len(s.allLanes()) && len(again) < maxUnsettled {
 		charges := s.unsettled.take(batch[:0])
 		if len(charges) == 0 {
-			return true
+			break
 		}
-		err := s.Apply(ctx, charges, out[:])
-		var failure *Error
-		if err == nil {
-			continue
+		lost := 0
+		for i, err := range s.applyEach(ctx, charges, out[:len(charges)]) {
+			var failure *Error
+			switch {
+			case err == nil:
+			case errors.As(err, &failure) && (failure.Open || !perhapsExecuted(failure.Kind)):
+				again = append(again, charges[i])
+			default: // Redis may have taken it: to try again could count it twice
+				lost++
+			}
 		}
-		if errors.As(err, &failure) && (failure.Open || !perhapsExecuted(failure.Kind)) {
-			s.Settle(charges...)
-			return false
-		}
-		s.dropped(len(charges)) // Redis may have taken them: to try again could count them twice
+		s.dropped(lost)
 	}
+	s.Settle(again...)
+	return len(again) == 0
 }
 
 // settleRest is the last attempt of a store that closes.

@@ -153,13 +153,10 @@ func TestRingOneNodeDown(t *testing.T) {
 	}
 }
 
-// When one node fails, what another has taken for the same request is given back.
-func TestFailedPartGivesBack(t *testing.T) {
-	nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
-	s := open(t, Options{Addrs: addrs(nodes), Mode: Ring, Timeout: 300 * time.Millisecond})
-	var on [2]*algorithms.Limit // a limit whose counter of "k" lives on each node
+// oneOnEach returns for each of two servers a limit whose counter of "k" lives there.
+func oneOnEach(s *Store, limit func(zone string) *algorithms.Limit) (on [2]*algorithms.Limit) {
 	for i := 0; on[0] == nil || on[1] == nil; i++ {
-		l := perHour(t, "zone"+strconv.Itoa(i), 5)
+		l := limit("zone" + strconv.Itoa(i))
 		d, _ := s.names.sum(nil, s.names.clear(l.Space), "k")
 		for n := range s.lanes {
 			if s.laneFor(d, 0) == s.lanes[n] {
@@ -167,6 +164,44 @@ func TestFailedPartGivesBack(t *testing.T) {
 			}
 		}
 	}
+	return on
+}
+
+// While one server is away, leases of the others are renewed as ever and given back, and what they settle is settled once.
+func TestDeadServerHoldsUpNoOther(t *testing.T) {
+	nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Ring, Timeout: 300 * time.Millisecond})
+	leases := oneOnEach(s, func(zone string) *algorithms.Limit {
+		return compile(t, zone, algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 5, Window: 300 * time.Millisecond})
+	})
+	units := oneOnEach(s, func(zone string) *algorithms.Limit { return perHour(t, zone, 5) })
+	unit := ask1(t, s, algorithms.Charge{Key: "k", Limit: units[0], Cost: 1}).Mark
+	alive, dead := hold(t, s, leases[0]), hold(t, s, leases[1])
+	nodes[1].Kill()
+	for end := time.Now().Add(5 * leases[0].Window); time.Now().Before(end); {
+		if n := left(t, s, leases[0], "k"); n != 4 {
+			t.Fatalf("%d left of 5 while one lease is held", n)
+		}
+	}
+	dead.Release()
+	alive.Release()
+	s.Settle(algorithms.Charge{Key: "k", Limit: units[1], Cost: 1, Force: true})
+	s.Settle(algorithms.Charge{Key: "k", Limit: units[0], Cost: -1, Mark: unit})
+	waitFor(t, "the unit and the lease to come back", func() bool {
+		return left(t, s, leases[0], "k") == 5 && left(t, s, units[0], "k") == 5
+	})
+	for end := time.Now().Add(3 * settlePause); time.Now().Before(end); {
+		if n, m := left(t, s, leases[0], "k"), left(t, s, units[0], "k"); n != 5 || m != 5 {
+			t.Fatalf("%d leases and %d units left of 5 after all came back", n, m)
+		}
+	}
+}
+
+// When one node fails, what another has taken for the same request is given back.
+func TestFailedPartGivesBack(t *testing.T) {
+	nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Ring, Timeout: 300 * time.Millisecond})
+	on := oneOnEach(s, func(zone string) *algorithms.Limit { return perHour(t, zone, 5) })
 	nodes[1].Kill()
 	for range 20 {
 		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: on[0], Cost: 1}, {Key: "k", Limit: on[1], Cost: 1}}, make([]algorithms.Outcome, 2))
