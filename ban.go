@@ -81,19 +81,23 @@ func (r *rule) bannedHere(key string) bool {
 // banish bans a key, for longer the more bans it had of late, and returns which of the durations that is and how long it lasts.
 // Who is banned already, by another instance at this moment, stays so for the rest of that ban; the step is then −1.
 func banish(store algorithms.Store, b *caddyfile.Ban, key string) (step int, rest time.Duration, err error) {
-	var out [2]algorithms.Outcome
-	apply := func(c algorithms.Charge) bool {
-		charges := [2]algorithms.Charge{algorithms.Ask(b.Bans, key), c}
-		err = store.Apply(context.Background(), charges[:], out[:])
+	var out [3]algorithms.Outcome
+	apply := func(charges ...algorithms.Charge) bool {
+		err = store.Apply(context.Background(), charges, out[:len(charges)])
 		return err == nil && out[0].OK
 	}
+	unbanned := algorithms.Ask(b.Bans, key)
+	charges := []algorithms.Charge{unbanned, algorithms.Banish(b.Bans, key, b.Durations[0])}
 	if b.Ladder != nil {
-		if !apply(algorithms.Charge{Key: key, Limit: b.Ladder, Cost: 1, Force: true}) {
+		if !apply(unbanned, algorithms.Charge{Key: key, Limit: b.Ladder, Cost: 1, Peek: true}) {
 			return -1, out[0].Retry, err
 		}
-		step = min(len(b.Durations)-1, int(b.Ladder.Quota-1-out[1].Remaining))
+		step = min(len(b.Durations)-1, int(b.Ladder.Quota-out[1].Remaining))
+		// In one batch with the ban: two instances at the same moment are one step.
+		charges[1] = algorithms.Banish(b.Bans, key, b.Durations[step])
+		charges = append(charges, algorithms.Charge{Key: key, Limit: b.Ladder, Cost: 1, Force: true})
 	}
-	if !apply(algorithms.Banish(b.Bans, key, b.Durations[step])) {
+	if !apply(charges...) {
 		return -1, out[0].Retry, err
 	}
 	// Asked once more, the shared store's memory of refusals knows the ban, so that the client costs no trip to Redis.
