@@ -197,6 +197,10 @@ func (a *App) sayFreshStarts() {
 		for limit := range z.first.AllLimits() {
 			started.spaces[z.first.Zone] = append(started.spaces[z.first.Zone], limit.Space)
 			if known := before[z.first.Zone]; known != nil && !slices.Contains(known, limit.Space) {
+				if limit.Algorithm == algorithms.Concurrency {
+					a.logger.Warn("requests in flight are counted afresh, because store, or in Redis lease, changed", zap.String("zone", z.first.Zone))
+					continue
+				}
 				a.logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", z.first.Zone),
 					zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window),
 					zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it"))

@@ -32,3 +32,6 @@ func Linger(d time.Duration) (restore func()) {
 
 // Age makes the process older for the sampling of log lines, which counts over all tests.
 func Age(d time.Duration) { processStart = processStart.Add(-d) }
+
+// Banish bans a key as one instance does.
+var Banish = banish

@@ -196,14 +196,14 @@ func (d *due) settle(r *http.Request, status int) {
 // charge settles a reservation with what the response says that the request cost in all. Without a word of it the reservation stands.
 func (d *due) charge(r *http.Request, debt *debt) {
 	total, written, ok := debt.rule.Charge.Value(r)
-	if !ok {
+	if !ok || total > algorithms.MaxExact { // one wrong number would lock the client out for years
 		if written {
-			d.h.badCost(debt.rule, "a charge is not a whole number of at least 0 and is ignored: the cost stands; this is logged once")
+			d.h.badCost(debt.rule, "a charge is not a whole number from 0 to 2^52 and is ignored: the cost stands; this is logged once")
 		}
 		return
 	}
 	for _, c := range debt.reserved {
-		if more := min(total, algorithms.MaxExact) + c.Cost; more > 0 {
+		if more := total + c.Cost; more > 0 {
 			debt.settle([]algorithms.Charge{{Key: c.Key, Limit: c.Limit, Cost: more, Force: true}})
 		} else if more < 0 {
 			c.Cost = more

@@ -126,19 +126,23 @@ func (b *batch) applyParts(ctx context.Context, deadline time.Time) error {
 	return failed
 }
 
-// applyEach applies charges that cannot be refused and do not depend on each other: what one server does not take, the others
-// do all the same. It returns why each was not applied, nil when all were.
-func (s *Store) applyEach(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) (errs []error) {
+// applyEach applies charges that cannot be refused, in small batches that do not depend on each other: so many charges on one
+// counter each. What one server does not take, the others do all the same. It returns why each batch was not applied, nil when
+// all were.
+func (s *Store) applyEach(ctx context.Context, many int, charges []algorithms.Charge, out []algorithms.Outcome) (errs []error) {
 	clear(out) // what fails has none
 	b := batch{store: s, charges: charges, out: out}
 	b.hash()
-	split := b.split(time.Now().Add(s.options.Timeout))
+	var split []*part
+	for i, deadline := 0, time.Now().Add(s.options.Timeout); i < len(charges); i++ {
+		if i%many == 0 {
+			split = append(split, b.part(i, deadline))
+		}
+		split[i/many].add(&b, i)
+	}
 	if b.send(ctx, split) != nil {
-		errs = make([]error, len(charges))
 		for _, p := range split {
-			for _, i := range p.charges {
-				errs[i] = p.failed
-			}
+			errs = append(errs, p.failed)
 		}
 	}
 	releaseAll(split)
@@ -186,28 +190,33 @@ func (b *batch) collect(p *part) {
 // split groups the charges by server, and in a cluster by slot, which is all that one script call may touch.
 func (b *batch) split(deadline time.Time) []*part {
 	var split []*part
-	var name []byte
 	for i := range b.charges {
-		name = b.store.names.append(name[:0], b.store.names.clear(b.charges[i].Limit.Space), b.digests[i])
-		at := uint16(0)
-		if b.store.cluster != nil {
-			at = slot(name)
-		}
-		l := b.store.laneFor(b.digests[i], at)
-		var p *part
+		p := b.part(i, deadline)
 		for _, known := range split {
-			if known.lane == l && known.slot == at {
+			if known.lane == p.lane && known.slot == p.slot {
+				p.release()
 				p = known
+				break
 			}
 		}
-		if p == nil {
-			p = newPart()
-			p.lane, p.slot, p.deadline = l, at, deadline
+		if len(p.asks) == 0 {
 			split = append(split, p)
 		}
 		p.add(b, i)
 	}
 	return split
+}
+
+// part begins a part for the server, and the slot, of a charge.
+func (b *batch) part(i int, deadline time.Time) *part {
+	p := newPart()
+	p.deadline, p.slot = deadline, 0
+	if b.store.cluster != nil {
+		p.names = b.store.names.append(p.names, b.store.names.clear(b.charges[i].Limit.Space), b.digests[i])
+		p.slot, p.names = slot(p.names), p.names[:0]
+	}
+	p.lane = b.store.laneFor(b.digests[i], p.slot)
+	return p
 }
 
 // giveBack undoes what parts of a batch have taken that was not committed as a whole. Where somebody

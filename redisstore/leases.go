@@ -129,12 +129,12 @@ func (s *Store) renew(due []*Lease) {
 	}
 	s.leases.mu.Unlock()
 	out, now := make([]algorithms.Outcome, len(charges)), time.Now()
-	errs := s.applyEach(s.ctx, charges, out)
+	errs := s.applyEach(s.ctx, 2, charges, out)
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
 	for i, l := range due {
 		l.renewing = false
-		if errs == nil || errs[2*i] == nil {
+		if errs == nil || errs[i] == nil {
 			l.mark, l.taken = out[2*i+1].Mark, now
 		}
 		if l.released {

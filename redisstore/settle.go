@@ -117,7 +117,7 @@ func (s *Store) settleAll(ctx context.Context) bool {
 			break
 		}
 		lost := 0
-		for i, err := range s.applyEach(ctx, charges, out[:len(charges)]) {
+		for i, err := range s.applyEach(ctx, 1, charges, out[:len(charges)]) {
 			var failure *Error
 			switch {
 			case err == nil:
