@@ -22,7 +22,7 @@ const (
 	flights    = 2    // script calls in the air at once: while one is on the wire, Redis works on the other
 	maxWaiting = 4096 // callers; more are answered with KindOverload
 	maxCall    = 256  // charges in one script call, so that Redis is never busy with one for more than about a millisecond
-	maxHops    = 4    // redirections followed for one call
+	maxHops    = 4    // redirections followed at once for one call; for further ones it pauses
 )
 
 // part is the share of one batch that one server decides.
@@ -378,8 +378,11 @@ func (l *lane) again(ctx context.Context, c *call, err error) error {
 				at = l.store.cluster.owner(c.parts[0].slot)
 			}
 		}
-		if hops > maxHops {
-			return err
+		if hops > maxHops { // servers disagree, as they may for a moment after a slot moved
+			if !sleep(ctx, pause) {
+				return err
+			}
+			pause = min(2*pause, 8*time.Millisecond)
 		}
 		next := at.askAgain(ctx, c, text, asking)
 		if next != nil && ctx.Err() != nil {
