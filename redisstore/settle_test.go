@@ -22,18 +22,6 @@ func left(t testing.TB, s *Store, l *algorithms.Limit, key string) int64 {
 	return ask1(t, s, algorithms.Charge{Key: key, Limit: l, Cost: 1, Peek: true}).Remaining
 }
 
-// await polls until cond holds.
-func await(t testing.TB, what string, cond func() bool) {
-	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(10 * time.Second); !cond(); <-tick.C {
-		if time.Now().After(end) {
-			t.Fatalf("not within 10 s: %s", what)
-		}
-	}
-}
-
 func TestSettlementsAreMergedAndExact(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})
@@ -55,7 +43,7 @@ func TestSettlementsAreMergedAndExact(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	await(t, "all is settled", func() bool {
+	waitFor(t, "all is settled", func() bool {
 		return left(t, s, window, "k") == 1000 && left(t, s, l, "k0")+left(t, s, l, "k1")+left(t, s, l, "k2") == 3_000_000-10_000
 	})
 	if calls := server.Calls("evalsha") - before; calls > 2000 {
@@ -71,7 +59,7 @@ func TestSettlementsWaitForRedis(t *testing.T) {
 	l := hourly(t, "z", 100)
 	left(t, s, l, "k")
 	server.Kill()
-	await(t, "the store is down", func() bool {
+	waitFor(t, "the store is down", func() bool {
 		var out [1]algorithms.Outcome
 		return s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, out[:]) != nil
 	})
@@ -79,7 +67,7 @@ func TestSettlementsWaitForRedis(t *testing.T) {
 		s.Settle(algorithms.Charge{Key: "k", Limit: l, Cost: 1, Force: true})
 	}
 	server.Launch()
-	await(t, "what waited is settled", func() bool {
+	waitFor(t, "what waited is settled", func() bool {
 		var out [1]algorithms.Outcome
 		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1, Peek: true}}, out[:])
 		return err == nil && out[0].Remaining == 70
@@ -168,10 +156,10 @@ func TestLeaseIsRenewedAndReleased(t *testing.T) {
 	}
 	first.Release()
 	first.Release()
-	await(t, "one is free", func() bool { return left(t, s, l, "k") == 1 })
+	waitFor(t, "one is free", func() bool { return left(t, s, l, "k") == 1 })
 	second.Release()
-	await(t, "both are free", func() bool { return left(t, s, l, "k") == 2 })
-	await(t, "no key is left", func() bool { return server.Do("dbsize") == int64(0) })
+	waitFor(t, "both are free", func() bool { return left(t, s, l, "k") == 2 })
+	waitFor(t, "no key is left", func() bool { return server.Do("dbsize") == int64(0) })
 }
 
 // The leases of an instance that dies vanish by themselves, and not before their time.
@@ -184,7 +172,7 @@ func TestLeasesOfTheDeadExpire(t *testing.T) {
 	for range 5 {
 		ask1(t, dying, algorithms.Charge{Key: "k", Limit: l, Cost: 1}) // and nobody renews
 	}
-	await(t, "all are free", func() bool { return left(t, other, l, "k") == 5 })
+	waitFor(t, "all are free", func() bool { return left(t, other, l, "k") == 5 })
 	if took := time.Since(start); took < l.Window {
 		t.Errorf("free after %v, want no less than %v", took, l.Window)
 	}
@@ -209,5 +197,5 @@ func TestLeasesConcurrent(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	await(t, "none is in flight", func() bool { return left(t, s, l, "k") == 1<<30 })
+	waitFor(t, "none is in flight", func() bool { return left(t, s, l, "k") == 1<<30 })
 }
