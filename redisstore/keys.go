@@ -15,10 +15,8 @@ import (
 )
 
 // digest is 128 bits that stand for space and key together: zones cannot collide, whatever their names,
-// and a key of 100 kB is 16 bytes.
+// and a key of 100 kB is 16 bytes, 22 characters in a name.
 type digest [16]byte
-
-const digestText = 22 // characters of base64url
 
 // namer builds the names of counters. A space's readable part is built once.
 type namer struct {

@@ -4,6 +4,7 @@ package redisstore
 // request that holds them lives.
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -86,8 +87,8 @@ func (s *Store) keepRenewing() {
 			return
 		case <-s.leases.wake:
 		case <-timer.C:
-			for due := s.leases.due(); len(due) > 0; due = due[min(len(due), settleAtOnce/2):] {
-				s.renew(due[:min(len(due), settleAtOnce/2)])
+			for due := range slices.Chunk(s.leases.due(), settleAtOnce/2) {
+				s.renew(due)
 			}
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 const (
 	maxUnsettled  = 1 << 16 // counters with something to settle; more is dropped
-	settleAtOnce  = 64      // charges in one batch
+	settleAtOnce  = 64      // charges sent together
 	settlePause   = 100 * time.Millisecond
 	settleAtClose = time.Second // how long Close tries
 )

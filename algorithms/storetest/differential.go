@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"testing"
 	"time"
 
@@ -16,9 +15,9 @@ import (
 
 // Differential applies n random batches to store and to a [Reference] on the same clock and fails on the first
 // answer that differs. The store must be empty. A failure names the seed that repeats it.
-func Differential(t testing.TB, store algorithms.Store, clock *Clock, n int, seed uint64, opts ...Option) {
+func Differential(t testing.TB, store algorithms.Store, clock *Clock, n int, seed uint64) {
 	t.Helper()
-	w := newWalk(t, clock, seed, slices.Contains(opts, CountingOnly))
+	w := newWalk(t, clock, seed)
 	reference := NewReference(clock.Now)
 	for i := range n {
 		batch := w.batch()
@@ -50,8 +49,7 @@ func describe(c algorithms.Charge, o algorithms.Outcome) string {
 // walk is a random walk through requests and moments.
 type walk struct {
 	*rand.Rand
-	clock        *Clock
-	countingOnly bool
+	clock *Clock
 	// limits[g] are the limits of configuration g: the same zones with other quotas, as before and after a reload.
 	limits [2][]*algorithms.Limit
 	config int
@@ -59,14 +57,10 @@ type walk struct {
 	marks  []algorithms.Charge // what was taken and can be given back
 }
 
-func newWalk(t testing.TB, clock *Clock, seed uint64, countingOnly bool) *walk {
-	w := &walk{Rand: rand.New(rand.NewPCG(seed, 0)), clock: clock, countingOnly: countingOnly}
-	policies := walkPolicies
-	if !countingOnly {
-		policies = append(slices.Clone(policies), walkBeyond...)
-	}
+func newWalk(t testing.TB, clock *Clock, seed uint64) *walk {
+	w := &walk{Rand: rand.New(rand.NewPCG(seed, 0)), clock: clock}
 	for g := range w.limits {
-		for i, p := range policies {
+		for i, p := range walkPolicies {
 			if g == 1 {
 				p = reloaded(p)
 			}
@@ -105,10 +99,7 @@ var walkPolicies = []algorithms.Policy{
 	{Algorithm: algorithms.LeakyBucket, Quota: 1_000_000, Window: time.Second, Burst: 6},
 	{Algorithm: algorithms.FixedWindow, Quota: 0, Window: time.Second},
 	{Algorithm: algorithms.TokenBucket, Quota: 0, Window: time.Second},
-}
-
-// walkBeyond are those that go beyond counting; the last one's counters are bans.
-var walkBeyond = []algorithms.Policy{
+	// Beyond counting; the last one's counters are bans.
 	{Algorithm: algorithms.LeakyBucket, Quota: 10, Window: time.Second, Burst: 6, Queue: 5},
 	{Algorithm: algorithms.LeakyBucket, Quota: 7, Window: 13 * time.Second, Burst: 12, Queue: 5, MaxWait: 6 * time.Second},
 	{Algorithm: algorithms.Concurrency, Quota: 4, Window: time.Minute},
@@ -148,7 +139,7 @@ func (w *walk) batch() []algorithms.Charge {
 	for i := range batch {
 		batch[i] = w.charge(limits[(first+w.IntN(zones))%len(limits)])
 	}
-	if l := limits[first]; !w.countingOnly && w.IntN(4) == 0 {
+	if l := limits[first]; w.IntN(4) == 0 {
 		batch = append(batch, w.pair(l)...)
 	}
 	return batch
@@ -167,11 +158,7 @@ func (w *walk) pair(l *algorithms.Limit) []algorithms.Charge {
 
 func (w *walk) charge(l *algorithms.Limit) algorithms.Charge {
 	c := algorithms.Charge{Key: fmt.Sprint("key", w.round/5000, w.IntN(2)), Limit: l, Cost: 1}
-	kinds := 14
-	if w.countingOnly {
-		kinds = 12
-	}
-	switch w.IntN(kinds) {
+	switch w.IntN(14) {
 	case 0:
 		c.Cost = 0
 	case 1, 2, 3:

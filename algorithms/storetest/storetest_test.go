@@ -21,7 +21,7 @@ func TestReferenceDifferential(t *testing.T) {
 // The random walk meets each kind of answer often: a store that got one of them wrong would be found.
 func TestWalkMeetsEverything(t *testing.T) {
 	clock := NewClock()
-	w, store := newWalk(t, clock, 1, false), NewReference(clock.Now)
+	w, store := newWalk(t, clock, 1), NewReference(clock.Now)
 	met := map[string]int{}
 	count := func(what string, is bool) {
 		if is {

@@ -10,12 +10,6 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// Option narrows what a store is held to.
-type Option int
-
-// CountingOnly leaves out what goes beyond counting: queues, leases, checks and bans.
-const CountingOnly Option = 1
-
 // group is cases, and the policies that [subject.each] runs them for.
 type group struct {
 	name     string
@@ -25,22 +19,18 @@ type group struct {
 
 // Run holds a store to every promise that can be seen through [algorithms.Store]. newStore must return an
 // empty store that takes its time from clock; it is called once per test, and Run closes what it returns.
-func Run(t *testing.T, newStore func(t *testing.T, clock *Clock) algorithms.Store, opts ...Option) {
+func Run(t *testing.T, newStore func(t *testing.T, clock *Clock) algorithms.Store) {
 	groups := []group{
 		{"promise", promiseCases, policies},
 		{"batch", batchCases, nil},
 		{"refund", refundCases, nil},
 		{"field", fieldCases, nil},
 		{"concurrent", concurrentCases, nil},
-		{"differential", []testCase{{"random_batches", func(s *subject) { Differential(s, s.store, s.clock, 5000, 1, opts...) }}}, nil},
-	}
-	if !slices.Contains(opts, CountingOnly) {
-		groups = append(groups,
-			group{"queue_promise", promiseCases, queuePolicies},
-			group{"queue", queueCases, nil},
-			group{"lease", leaseCases, leasePolicies},
-			group{"ban", banCases, nil},
-		)
+		{"differential", []testCase{{"random_batches", func(s *subject) { Differential(s, s.store, s.clock, 5000, 1) }}}, nil},
+		{"queue_promise", promiseCases, queuePolicies},
+		{"queue", queueCases, nil},
+		{"lease", leaseCases, leasePolicies},
+		{"ban", banCases, nil},
 	}
 	for _, g := range groups {
 		t.Run(g.name, func(t *testing.T) {

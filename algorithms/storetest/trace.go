@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -28,7 +27,7 @@ import (
 )
 
 // Traces replays every *.trace file of dir, each on a new store.
-func Traces(t *testing.T, dir string, newStore func(t *testing.T, clock *Clock) algorithms.Store, opts ...Option) {
+func Traces(t *testing.T, dir string, newStore func(t *testing.T, clock *Clock) algorithms.Store) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.trace"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no *.trace files in %s: %v", dir, err)
@@ -41,9 +40,6 @@ func Traces(t *testing.T, dir string, newStore func(t *testing.T, clock *Clock) 
 		steps, err := parseTrace(string(text))
 		if err != nil {
 			t.Fatalf("%s:%v", filepath.Base(file), err)
-		}
-		if slices.Contains(opts, CountingOnly) && slices.ContainsFunc(steps, traceStep.beyondCounting) {
-			continue
 		}
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".trace"), func(t *testing.T) {
 			clock := NewClock()
@@ -67,12 +63,6 @@ type traceStep struct {
 	charges []algorithms.Charge
 	as, of  []string // per charge: the name its mark is kept under, the name of the mark it gives back
 	want    []traceAnswer
-}
-
-func (s traceStep) beyondCounting() bool {
-	return slices.ContainsFunc(s.charges, func(c algorithms.Charge) bool {
-		return c.Check || c.Limit.Queue > 0 || c.Limit.Algorithm == algorithms.Concurrency
-	})
 }
 
 type traceAnswer struct {
