@@ -49,7 +49,7 @@ lint:
 ## algorithms shares nothing; its conformance suite does, with the stores.
 race: redis-server
 	go test -race ./algorithms/storetest ./leaky ./memstore ./fields ./redisstore
-	go test -race -run 'F48|F49|F50|Concurrent' . ./telemetry
+	go test -race -run 'F48|F49|F50|F51|Concurrent' . ./telemetry
 
 ## bench: the comparison with other limiters (see bench/README.md)
 bench:

@@ -235,12 +235,12 @@ func TestQueueOfEachKey(t *testing.T) {
 	})
 }
 
-// SEMANTICS's leaver, at a rate that a busy machine keeps up with: A 0, B 500, C 1000, D 1500; B leaves: C goes at 500, D at 1000, and a
-// newcomer gets 1500.
+// SEMANTICS's leaver, at a rate that a busy machine keeps up with: A 0, B 1000, C 2000, D 3000; B leaves: C goes at 1000, D at 2000, and a
+// newcomer gets 3000.
 func TestF51WhoLeavesTheQueueFreesItsPlace(t *testing.T) {
 	useClock(t)
 	seen, dial := watchArrivals(t)
-	s := serve(t, new(stage).zones("zone q 2/1s"+everyone+"queue 5\n}", dial))
+	s := serve(t, new(stage).zones("zone q 1/1s"+everyone+"queue 5\n}", dial))
 	sent := map[string]time.Time{}
 	var came []<-chan *answer
 	enter := func(ctx context.Context, name string) <-chan *answer {
@@ -266,8 +266,8 @@ func TestF51WhoLeavesTheQueueFreesItsPlace(t *testing.T) {
 		t.Fatal(names)
 	}
 	// What was told at the decision, and the slot in the end.
-	told := []time.Duration{0, 1000, 1500, 1500}
-	slot := []time.Duration{0, 500, 1000, 1500}
+	told := []time.Duration{0, 2000, 3000, 3000}
+	slot := []time.Duration{0, 1000, 2000, 3000}
 	for i, a := range seen.all() {
 		after, told, slot := a.at.Sub(sent[a.name]), told[i]*time.Millisecond, slot[i]*time.Millisecond
 		if a.delay != told || after < slot || slot < told && after >= told {
