@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -378,11 +379,13 @@ func TestConcurrencyBesideLimit(t *testing.T) {
 		s.idle("c")
 		s.admits("/")
 		s.idle("c")
-		// Of the three units none is left, of the one lease one is: in Redis as soon as it was given back.
-		eventually(t, 5*time.Second, "the lease is back", func() bool {
-			a = s.refused("/")
-			return strings.Contains(a.Header.Get("Ratelimit"), ";r=1")
-		})
+		if st.redis != nil { // there the lease is back a moment after its request
+			eventually(t, 5*time.Second, "the lease is back", func() bool {
+				return !slices.ContainsFunc(st.counters(), func(key string) bool { return strings.Contains(key, ":concurrency:") })
+			})
+		}
+		// Of the three units none is left, of the one lease one is.
+		a = s.refused("/")
 		if wait := s.wait(a); wait < 3590 || wait > 3600 || !strings.Contains(a.Header.Get("Ratelimit"), ";r=0") || !strings.Contains(a.Header.Get("Ratelimit"), ";r=1") {
 			t.Error(a.Header, a.body)
 		}
