@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
@@ -351,14 +352,18 @@ func TestDefectNoPrefixNoGrouping(t *testing.T) {
 func TestDefectMemoryForAllEvents(t *testing.T) {
 	s := serve(t, eventsZone(1_000_000, "1h", "key {header.X-Key}"))
 	s.pass(5, "/", "X-Key", "warm")
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
 	const keys = 50
-	for i := range keys {
-		s.pass(1, "/", "X-Key", fmt.Sprint(i))
+	perKey := uint64(math.MaxUint64)
+	for try := range 3 { // the least, since what other tests left behind may allocate meanwhile
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for i := range keys {
+			s.pass(1, "/", "X-Key", fmt.Sprint(try, i))
+		}
+		runtime.ReadMemStats(&after)
+		perKey = min(perKey, (after.TotalAlloc-before.TotalAlloc)/keys)
 	}
-	runtime.ReadMemStats(&after)
-	if perKey := (after.TotalAlloc - before.TotalAlloc) / keys; perKey > 100_000 { // the whole exchange, of both sides
+	if perKey > 100_000 { // the whole exchange, of both sides
 		t.Errorf("%d bytes were allocated per key", perKey)
 	}
 }
