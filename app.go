@@ -148,8 +148,10 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	if b := r.Ban; b != nil && z.strikes == nil {
 		z.strikes = z.open(b.Strikes.Space.Zone)
 		z.open(b.Bans.Space.Zone)
-		if b.Ladder != nil {
-			z.open(b.Ladder.Space.Zone)
+		for _, more := range []*algorithms.Limit{b.Ladder, b.Pending} {
+			if more != nil {
+				z.open(more.Space.Zone)
+			}
 		}
 	}
 	if was, is := z.first.Settings(), r.Settings(); was != is {

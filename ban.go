@@ -22,7 +22,7 @@ func (h *Handler) punishRefusals(q *question) {
 		if !a.asksBan || a.banned() {
 			continue
 		}
-		if _, refused := a.refusedBy(); !refused {
+		if _, refused := a.refusedBy(); !refused || a.pending || a.rule.pending(a.key) {
 			continue
 		}
 		if rest := h.punish(q.r, a.rule, a.key, a.batch == &q.shared); rest > 0 {
@@ -56,6 +56,27 @@ func (h *Handler) punish(r *http.Request, rule *rule, key string, shared bool) t
 		h.reporter.Banned(r, telemetry.Ban{Zone: rule.Zone, Key: key, Text: caddyfile.Text, Duration: rest, Step: step + 1})
 	}
 	return rest
+}
+
+// pending reports whether a unit of the key may yet be given back: then it is not known whether a refusal was deserved.
+func (r *rule) pending(key string) bool {
+	if r.Ban.Pending == nil {
+		return false
+	}
+	look, out := [1]algorithms.Charge{{Key: key, Limit: r.Ban.Pending, Peek: true}}, [1]algorithms.Outcome{}
+	_ = local.Apply(context.Background(), look[:], out[:])
+	return out[0].Remaining < r.Ban.Pending.Quota
+}
+
+// reserve notes that units of the key are pending, and returns how to note that they no longer are.
+func (r *rule) reserve(key string) (done func()) {
+	var out [1]algorithms.Outcome
+	_ = local.Apply(context.Background(), []algorithms.Charge{{Key: key, Limit: r.Ban.Pending, Cost: 1}}, out[:])
+	if !out[0].OK {
+		return func() {}
+	}
+	back := []algorithms.Charge{{Key: key, Limit: r.Ban.Pending, Cost: -1, Mark: out[0].Mark}}
+	return func() { _ = local.Apply(context.Background(), back, make([]algorithms.Outcome, 1)) }
 }
 
 // keepHere notes that a ban of that length is known to this process only, if that is for want of the shared store.

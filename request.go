@@ -55,6 +55,8 @@ type asked struct {
 	enforced bool
 	// asksBan: the charge before the first asks whether the key is banned.
 	asksBan bool
+	// pending: when it was asked, units of the key were reserved that may have been given back since.
+	pending bool
 	// denied: the shared store failed, and the rule refuses what it cannot count.
 	denied bool
 }
@@ -132,6 +134,7 @@ func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 		again: r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
 	}
 	if asksBan {
+		a.pending = r.pending(key)
 		b.add(algorithms.Ask(r.Ban.Bans, key))
 	}
 	a.first = len(b.charges)

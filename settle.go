@@ -40,6 +40,7 @@ type debt struct {
 	leases   []algorithms.Charge // when the response is done
 	held     []*redisstore.Lease // the same for leases that expire, which are renewed until then
 	reserved []algorithms.Charge // unless the response counts, or as far as it costs less
+	decided  func()              // ends what [rule.reserve] began; nil where that does not matter
 }
 
 // owes reports whether the rule has something to do after its decision.
@@ -108,7 +109,12 @@ func (d *due) add(a *asked, shared bool) {
 			d.until = at
 		}
 	}
-	d.watch = d.watch || len(debt.reserved) > 0
+	if len(debt.reserved) > 0 {
+		d.watch = true
+		if a.enforced && a.rule.Ban != nil && a.rule.Ban.Pending != nil {
+			debt.decided = a.rule.reserve(debt.key)
+		}
+	}
 	debt.metrics.InFlight(debt.inFlight())
 	d.debts = append(d.debts, debt)
 }
@@ -165,7 +171,7 @@ func (d *due) hold(ctx context.Context) (err error) {
 	}
 	if err != nil {
 		for i := range d.debts {
-			d.debts[i].settle(d.debts[i].slots)
+			d.debts[i].settle(d.debts[i].slots, nil)
 		}
 	}
 	return err
@@ -178,17 +184,22 @@ func (d *due) settle(r *http.Request, status int) {
 		for _, lease := range debt.held {
 			lease.Release()
 		}
-		debt.settle(debt.leases)
+		debt.settle(debt.leases, nil)
 		debt.metrics.InFlight(-debt.inFlight())
 		switch {
-		case len(debt.reserved) == 0 || status == 0:
+		case len(debt.reserved) == 0:
 		case debt.rule.Charge != nil:
-			d.charge(r, debt)
-		case !debt.rule.Count.Counts(status):
-			debt.settle(debt.reserved)
-		case debt.rule.Ban != nil && debt.enforced:
-			// In Redis too before the client reads the rest of its answer: or it could guess on meanwhile.
-			d.h.punish(r, debt.rule, debt.key, debt.shared)
+			if status != 0 {
+				d.charge(r, debt)
+			}
+		case status != 0 && !debt.rule.Count.Counts(status):
+			debt.settle(debt.reserved, debt.decided)
+		case debt.decided != nil:
+			if status != 0 {
+				// In Redis too before the client reads the rest of its answer: or it could guess on meanwhile.
+				d.h.punish(r, debt.rule, debt.key, debt.shared)
+			}
+			debt.decided()
 		}
 	}
 }
@@ -204,22 +215,28 @@ func (d *due) charge(r *http.Request, debt *debt) {
 	}
 	for _, c := range debt.reserved {
 		if more := total + c.Cost; more > 0 {
-			debt.settle([]algorithms.Charge{{Key: c.Key, Limit: c.Limit, Cost: more, Force: true}})
+			debt.settle([]algorithms.Charge{{Key: c.Key, Limit: c.Limit, Cost: more, Force: true}}, nil)
 		} else if more < 0 {
 			c.Cost = more
-			debt.settle([]algorithms.Charge{c})
+			debt.settle([]algorithms.Charge{c}, nil)
 		}
 	}
 }
 
-// settle applies charges that cannot be refused: at once in this process, in the background in the shared store.
-func (d *debt) settle(charges []algorithms.Charge) {
+// settle applies charges that cannot be refused, at once in this process, in the background in the shared store, and then
+// calls done, which may be nil.
+func (d *debt) settle(charges []algorithms.Charge, done func()) {
 	switch {
 	case len(charges) == 0:
+	case d.shared && done != nil:
+		d.rule.redis.SettleThen(done, charges...)
 	case d.shared:
 		d.rule.redis.Settle(charges...)
 	default:
 		_ = local.Apply(context.Background(), charges, make([]algorithms.Outcome, len(charges)))
+		if done != nil {
+			done()
+		}
 	}
 }
 

@@ -20,11 +20,15 @@ type Ban struct {
 	Ladder *algorithms.Limit
 	// Bans holds them, see [algorithms.Ban].
 	Bans *algorithms.Limit
+	// Pending holds, where failures count, the requests of this instance that reserved a unit and may yet give it back: a refusal
+	// meanwhile is for want of an answer, not of good behaviour, and no strike. Nil elsewhere.
+	Pending *algorithms.Limit
 }
 
 const (
 	longestBan  = 365 * 24 * time.Hour
 	mostStrikes = 10_000 // each is remembered for a window
+	mostPending = 1_000  // of one key; that one is pending is what matters
 )
 
 // ban compiles the ban.
@@ -51,12 +55,19 @@ func (z *zoneCompiler) ban() error {
 		return z.fail("ban.after", -1, fmt.Errorf("%q; want refusals/window with 1 to %d refusals, such as 5/10m", text, mostStrikes))
 	}
 	b := &Ban{Durations: durations, Bans: algorithms.Ban(z.name + " (bans)")}
-	if b.Strikes, err = z.log(" (strikes)", quota, window); err != nil {
+	if b.Strikes, err = z.beside(" (strikes)", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: quota, Window: window}); err != nil {
 		return z.fail("ban.after", -1, fmt.Errorf("%q: %w", text, err))
 	}
 	if len(durations) > 1 {
-		if b.Ladder, err = z.log(" (ladder)", int64(len(durations)), 2*durations[len(durations)-1]); err != nil {
+		ladder := algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: int64(len(durations)), Window: 2 * durations[len(durations)-1]}
+		if b.Ladder, err = z.beside(" (ladder)", ladder); err != nil {
 			return z.fail("ban.durations", -1, err)
+		}
+	}
+	if z.z.Count != nil {
+		pending := algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: mostPending, Window: algorithms.MaxWindow}
+		if b.Pending, err = z.beside(" (pending)", pending); err != nil {
+			return z.fail("ban", -1, err)
 		}
 	}
 	b.Bans.MaxKeys = z.maxKeys
@@ -83,9 +94,9 @@ func (z *zoneCompiler) banDurations() ([]time.Duration, error) {
 	return list, nil
 }
 
-// log compiles an exact limit in a space beside the zone's own. No configured name can be this one.
-func (z *zoneCompiler) log(space string, quota int64, window time.Duration) (*algorithms.Limit, error) {
-	l, err := algorithms.Compile(z.name+space, algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: quota, Window: window})
+// beside compiles a limit in a space beside the zone's own. No configured name can be this one.
+func (z *zoneCompiler) beside(space string, p algorithms.Policy) (*algorithms.Limit, error) {
+	l, err := algorithms.Compile(z.name+space, p)
 	if err != nil {
 		return nil, err
 	}

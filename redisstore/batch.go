@@ -127,8 +127,7 @@ func (b *batch) applyParts(ctx context.Context, deadline time.Time) error {
 }
 
 // applyEach applies charges that cannot be refused, in small batches that do not depend on each other: so many charges on one
-// counter each. What one server does not take, the others do all the same. It returns why each batch was not applied, nil when
-// all were.
+// counter each. What one server does not take, the others do all the same. It returns for each batch why it was not applied.
 func (s *Store) applyEach(ctx context.Context, many int, charges []algorithms.Charge, out []algorithms.Outcome) (errs []error) {
 	clear(out) // what fails has none
 	b := batch{store: s, charges: charges, out: out}
@@ -140,10 +139,9 @@ func (s *Store) applyEach(ctx context.Context, many int, charges []algorithms.Ch
 		}
 		split[i/many].add(&b, i)
 	}
-	if b.send(ctx, split) != nil {
-		for _, p := range split {
-			errs = append(errs, p.failed)
-		}
+	_ = b.send(ctx, split)
+	for _, p := range split {
+		errs = append(errs, p.failed)
 	}
 	releaseAll(split)
 	if s.refused != nil {

@@ -135,7 +135,7 @@ func (s *Store) renew(due []*Lease) {
 	defer s.leases.mu.Unlock()
 	for i, l := range due {
 		l.renewing = false
-		if errs == nil || errs[i] == nil {
+		if errs[i] == nil {
 			l.mark, l.taken = out[2*i+1].Mark, now
 		}
 		if l.released {

@@ -6,7 +6,10 @@ package redisstore
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -27,10 +30,22 @@ type settlement struct {
 	force bool
 }
 
+// owed is a sum of charges, and what to call when it is settled or dropped.
+type owed struct {
+	algorithms.Charge
+	then []func()
+}
+
+func (o owed) done() {
+	for _, then := range o.then {
+		then()
+	}
+}
+
 type settlements struct {
 	applying sync.Mutex // one call after the other, so that what waits is merged, and Close waits for the last
 	mu       sync.Mutex
-	pending  map[settlement]algorithms.Charge
+	pending  map[settlement]owed
 	wake     chan struct{}
 	running  bool
 }
@@ -38,15 +53,42 @@ type settlements struct {
 // Settle applies charges in the background; each must be one that cannot be refused: below zero, or forced. Keys are kept
 // until then. What cannot be applied is reported to [Options.OnUnsettled].
 func (s *Store) Settle(charges ...algorithms.Charge) {
-	if s.ctx.Err() != nil { // closed
-		s.dropped(len(charges))
+	list := make([]owed, len(charges))
+	for i, c := range charges {
+		list[i].Charge = c
+	}
+	s.settle(list)
+}
+
+// SettleThen is Settle for one charge or several, that calls done once all of them are settled or dropped.
+func (s *Store) SettleThen(done func(), charges ...algorithms.Charge) {
+	left := new(atomic.Int64)
+	left.Store(int64(len(charges)))
+	then := []func(){func() {
+		if left.Add(-1) == 0 {
+			done()
+		}
+	}}
+	list := make([]owed, len(charges))
+	for i, c := range charges {
+		list[i] = owed{Charge: c, then: then}
+	}
+	s.settle(list)
+}
+
+func (s *Store) settle(list []owed) {
+	if len(list) == 0 { // nothing to wake up for
 		return
 	}
-	dropped := 0
+	if s.ctx.Err() != nil { // closed
+		s.dropped(list...)
+		return
+	}
+	var dropped []owed
 	s.unsettled.mu.Lock()
-	for _, c := range charges {
-		if !s.unsettled.add(c) {
-			dropped++
+	for _, o := range list {
+		if !s.unsettled.add(o) {
+			dropped = append(dropped, o)
 		}
 	}
 	if !s.unsettled.running {
@@ -54,7 +96,7 @@ func (s *Store) Settle(charges ...algorithms.Charge) {
 		s.background.Go(s.keepSettling)
 	}
 	s.unsettled.mu.Unlock()
-	s.dropped(dropped)
+	s.dropped(dropped...)
 	select {
 	case s.unsettled.wake <- struct{}{}:
 	default: // it is awake
@@ -62,23 +104,24 @@ func (s *Store) Settle(charges ...algorithms.Charge) {
 }
 
 // add merges a charge into those that wait, and reports whether there was room.
-func (u *settlements) add(c algorithms.Charge) bool {
-	id := settlement{space: c.Limit.Space, key: c.Key, mark: c.Mark, force: c.Force}
+func (u *settlements) add(o owed) bool {
+	id := settlement{space: o.Limit.Space, key: o.Key, mark: o.Mark, force: o.Force}
 	if waiting, ok := u.pending[id]; ok {
-		c.Cost += waiting.Cost // of opposite signs or far below any bound
+		o.Cost += waiting.Cost // of opposite signs or far below any bound
+		o.then = append(waiting.then, o.then...)
 	} else if len(u.pending) >= maxUnsettled {
 		return false
 	}
-	u.pending[id] = c
+	u.pending[id] = o
 	return true
 }
 
 // take removes some of what waits.
-func (u *settlements) take(into []algorithms.Charge) []algorithms.Charge {
+func (u *settlements) take(into []owed) []owed {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for id, c := range u.pending {
-		into = append(into, c)
+	for id, o := range u.pending {
+		into = append(into, o)
 		delete(u.pending, id)
 		if len(into) == settleAtOnce {
 			break
@@ -108,28 +151,30 @@ func (s *Store) keepSettling() {
 func (s *Store) settleAll(ctx context.Context) bool {
 	s.unsettled.applying.Lock()
 	defer s.unsettled.applying.Unlock()
-	var batch [settleAtOnce]algorithms.Charge
+	var list, again []owed
+	var charges [settleAtOnce]algorithms.Charge
 	var out [settleAtOnce]algorithms.Outcome
-	var again []algorithms.Charge
 	for len(again) == 0 || int(s.down.Load()) < len(s.allLanes()) && len(again) < maxUnsettled {
-		charges := s.unsettled.take(batch[:0])
-		if len(charges) == 0 {
+		list = s.unsettled.take(list[:0])
+		if len(list) == 0 {
 			break
 		}
-		lost := 0
-		for i, err := range s.applyEach(ctx, 1, charges, out[:len(charges)]) {
+		for i, o := range list {
+			charges[i] = o.Charge
+		}
+		for i, err := range s.applyEach(ctx, 1, charges[:len(list)], out[:len(list)]) {
 			var failure *Error
 			switch {
 			case err == nil:
+				list[i].done()
 			case errors.As(err, &failure) && (failure.Open || !perhapsExecuted(failure.Kind)):
-				again = append(again, charges[i])
+				again = append(again, list[i])
 			default: // Redis may have taken it: to try again could count it twice
-				lost++
+				s.dropped(list[i])
 			}
 		}
-		s.dropped(lost)
 	}
-	s.Settle(again...)
+	s.settle(again)
 	return len(again) == 0
 }
 
@@ -140,14 +185,17 @@ func (s *Store) settleRest() {
 	for !s.settleAll(ctx) && sleep(ctx, settlePause) {
 	}
 	s.unsettled.mu.Lock()
-	left := len(s.unsettled.pending)
+	left := slices.Collect(maps.Values(s.unsettled.pending))
 	clear(s.unsettled.pending)
 	s.unsettled.mu.Unlock()
-	s.dropped(left)
+	s.dropped(left...)
 }
 
-func (s *Store) dropped(n int) {
-	if n > 0 && s.options.OnUnsettled != nil {
-		s.options.OnUnsettled(n)
+func (s *Store) dropped(list ...owed) {
+	if len(list) > 0 && s.options.OnUnsettled != nil {
+		s.options.OnUnsettled(len(list))
+	}
+	for _, o := range list {
+		o.done()
 	}
 }

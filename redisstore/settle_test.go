@@ -3,6 +3,7 @@ package redisstore
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -48,6 +49,57 @@ func TestSettlementsAreMergedAndExact(t *testing.T) {
 	})
 	if calls := server.Calls("evalsha") - before; calls > 2000 {
 		t.Errorf("%d calls for 10,100 settlements: they are not merged", calls)
+	}
+}
+
+// Nothing to settle costs nothing.
+func TestSettlingRests(t *testing.T) {
+	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}})
+	l := hourly(t, "z", 100)
+	s.Settle(algorithms.Charge{Key: "k", Limit: l, Cost: 1, Force: true})
+	waitFor(t, "it is settled", func() bool { return left(t, s, l, "k") == 99 })
+	rests := func() bool {
+		if !s.unsettled.applying.TryLock() {
+			return false
+		}
+		s.unsettled.applying.Unlock()
+		return true
+	}
+	waitFor(t, "who settled it is done", rests)
+	for range 10_000 {
+		if !rests() {
+			t.Fatal("somebody settles")
+		}
+		runtime.Gosched()
+	}
+}
+
+// Who waits for a settlement hears of it once, whether it was merged with others, has several counters, or is dropped.
+func TestSettlementsTellThatTheyAreDone(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	a, b := hourly(t, "a", 100), hourly(t, "b", 100)
+	var done atomic.Int64
+	then := func() {
+		if n := done.Add(1); n > 50 {
+			t.Error("done", n, "times")
+		}
+	}
+	for range 40 {
+		s.SettleThen(then, algorithms.Charge{Key: "k", Limit: a, Cost: 1, Force: true}, algorithms.Charge{Key: "k", Limit: b, Cost: 1, Force: true})
+	}
+	waitFor(t, "all are done", func() bool { return done.Load() == 40 })
+	if left(t, s, a, "k") != 60 || left(t, s, b, "k") != 60 {
+		t.Error("done before it is settled")
+	}
+	server.Kill()
+	for range 9 {
+		s.SettleThen(then, algorithms.Charge{Key: "k", Limit: a, Cost: 1, Force: true})
+	}
+	s.Close()
+	s.SettleThen(then, algorithms.Charge{Key: "k", Limit: a, Cost: 1, Force: true})
+	if n := done.Load(); n != 50 {
+		t.Errorf("%d of 50 are done when the store is closed", n)
 	}
 }
 
