@@ -346,6 +346,8 @@ func FuzzParity(f *testing.F) {
 
 // mutants are the script with one token wrong; the parity sessions must notice every one.
 var mutants = []struct{ old, new string }{
+	{"elseif states then", "end if states then"},
+	{"state = states[answered + n]", "state = states[n]"},
 	{"c.now - l.window + 1", "c.now - l.window"},
 	{"c.A, c.head = sum, dead", "c.A, c.head = sum, dead + 1"},
 	{"lo, hi, step = hi + 1,", "lo, hi, step = hi + 2,"},

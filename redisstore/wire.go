@@ -77,6 +77,7 @@ const (
 	flagForce  = 8
 	flagPeek   = 16
 	flagCheck  = 32
+	flagAgain  = 64 // the counter of another charge of the call, so it is read when its turn comes
 )
 
 func newAsk(c *algorithms.Charge) ask {
@@ -107,11 +108,7 @@ func newAsk(c *algorithms.Charge) ask {
 }
 
 // appendTo writes the charge in the form that decode in apply.lua reads.
-func (a *ask) appendTo(dst []byte, limit int, last bool) []byte {
-	flags := a.flags
-	if last {
-		flags |= flagLast
-	}
+func (a *ask) appendTo(dst []byte, limit int, flags byte) []byte {
 	dst = append(dst, flags)
 	dst = binary.BigEndian.AppendUint16(dst, uint16(limit))
 	if flags&flagFull != 0 {
@@ -183,6 +180,7 @@ type call struct {
 	parts   []*part
 	limits  []*algorithms.Limit
 	names   []string
+	named   map[string]struct{} // the names, of a call with several
 	packed  []byte
 	charges []byte
 	args    []any
@@ -192,7 +190,9 @@ type call struct {
 
 // build lays out the arguments of EVALSHA, or of EVAL when text is set.
 func (c *call) build(s script, text bool, now string) []any {
-	c.limits, c.names, c.packed, c.charges = c.limits[:0], c.names[:0], c.packed[:0], c.charges[:0]
+	c.limits, c.names, c.packed, c.charges = c.limits[:0], c.names[:0], c.packed[:0], append(c.charges[:0], 1)
+	clear(c.named)
+	alone := len(c.parts) == 1 && len(c.parts[0].asks) == 1
 	var joined strings.Builder
 	size := 0
 	for _, p := range c.parts {
@@ -205,9 +205,19 @@ func (c *call) build(s script, text bool, now string) []any {
 		all, from := joined.String(), start
 		for i := range p.asks {
 			a := &p.asks[i]
-			c.names = append(c.names, all[from:start+a.nameEnd])
+			name, flags := all[from:start+a.nameEnd], a.flags
+			c.names = append(c.names, name)
 			from = start + a.nameEnd
-			c.charges = a.appendTo(c.charges, c.limit(a.limit), i == len(p.asks)-1)
+			if i == len(p.asks)-1 {
+				flags |= flagLast
+			}
+			if !alone && c.again(name) {
+				flags |= flagAgain
+			}
+			if a.limit.Algorithm.Log() { // may be large, and is read in pieces
+				c.charges[0] = 0
+			}
+			c.charges = a.appendTo(c.charges, c.limit(a.limit), flags)
 		}
 	}
 	if text {
@@ -224,6 +234,16 @@ func (c *call) build(s script, text bool, now string) []any {
 		c.args = append(c.args, now)
 	}
 	return c.args
+}
+
+// again reports whether a name was there before, and notes it.
+func (c *call) again(name string) bool {
+	if c.named == nil {
+		c.named = make(map[string]struct{}, maxCall)
+	}
+	before := len(c.named)
+	c.named[name] = struct{}{}
+	return len(c.named) == before
 }
 
 // limit returns the index of a limit among those of the call. They are few: a linear search is fastest.

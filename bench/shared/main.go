@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,19 +26,36 @@ import (
 
 const keys = 10_000
 
+// crowds is how many callers decide at the same time.
+var crowds = []int{1, 8, 64, 256}
+
 func main() {
 	rounds := flag.Int("rounds", 5, "how often each subject is measured")
 	length := flag.Duration("time", time.Second, "how long each measurement takes")
+	only := flag.String("only", "", "leave out subjects without this in their name; the baseline stays")
+	callers := flag.Int("callers", 0, "this many callers instead of 1, 8, 64 and 256")
+	profile := flag.String("cpuprofile", "", "write a profile of this process, which is the client, to a file")
 	flag.Parse()
+	if *callers > 0 {
+		crowds = []int{*callers}
+	}
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		check(err)
+		check(pprof.StartCPUProfile(f))
+		defer pprof.StopCPUProfile()
+	}
 	addr, stop := startRedis()
 	defer stop()
 	info := redis.NewClient(&redis.Options{Addr: addr})
 	defer info.Close()
 
-	subjects := newSubjects(addr)
+	subjects := slices.DeleteFunc(newSubjects(addr), func(s subject) bool {
+		return s.name != baseline && !strings.Contains(s.name, *only)
+	})
 	results := make(map[string][]result)
 	for range *rounds {
-		for _, callers := range []int{1, 8, 64, 256} {
+		for _, callers := range crowds {
 			for _, s := range subjects {
 				id := s.name + "/" + strconv.Itoa(callers)
 				results[id] = append(results[id], measure(info, s, callers, *length))
@@ -141,13 +159,14 @@ func print(subjects []subject, results map[string][]result) {
 	fmt.Println("| | callers | decisions/s | to redis_rate | p50 µs | p99 µs | client CPU µs | Redis CPU µs |")
 	fmt.Println("|---|---|---|---|---|---|---|---|")
 	for _, s := range subjects {
-		for _, callers := range []string{"1", "8", "64", "256"} {
-			rs, base := results[s.name+"/"+callers], results[baseline+"/"+callers]
+		for _, callers := range crowds {
+			crowd := "/" + strconv.Itoa(callers)
+			rs, base := results[s.name+crowd], results[baseline+crowd]
 			ratios := make([]float64, len(rs))
 			for i := range rs {
 				ratios[i] = rs[i].perSecond / base[i].perSecond
 			}
-			fmt.Printf("| %s | %s | %.0f | %.2f | %.0f | %.0f | %.1f | %.1f |\n", s.name, callers,
+			fmt.Printf("| %s | %d | %.0f | %.2f | %.0f | %.0f | %.1f | %.1f |\n", s.name, callers,
 				median(rs, func(r result) float64 { return r.perSecond }), middle(ratios),
 				median(rs, func(r result) float64 { return r.p50 }), median(rs, func(r result) float64 { return r.p99 }),
 				median(rs, func(r result) float64 { return r.clientCPU }), median(rs, func(r result) float64 { return r.serverCPU }))
