@@ -56,7 +56,7 @@ type Error struct {
 	Node string
 	// Open: Redis was not asked, because it failed before and has not yet come back.
 	Open bool
-	// Unapplied: Redis has certainly not applied the charges, so that to try again cannot count twice.
+	// Unapplied: Redis has certainly not applied the charges, as with Open, so that to try again cannot count twice.
 	Unapplied bool
 	Err       error
 }
@@ -181,5 +181,6 @@ func unapplied(err error) bool {
 		return known.Open || known.Unapplied
 	}
 	var op *net.OpError
-	return natures[classify(err)].unapplied || errors.Is(err, redis.ErrPoolTimeout) || errors.As(err, &op) && op.Op == "dial"
+	unsent := errors.Is(err, redis.ErrPoolTimeout) || errors.As(err, &op) && op.Op == "dial"
+	return unsent || natures[classify(err)].unapplied
 }

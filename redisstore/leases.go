@@ -105,7 +105,8 @@ func (h *leases) interval() time.Duration {
 	return h.tick
 }
 
-// due returns the leases of which a third has passed, by counter and mark: two more attempts fit in before one of them expires.
+// due returns the leases of which a third has passed, by counter and mark: two more attempts fit in before one of
+// them expires, or one if Redis does not answer.
 func (h *leases) due() (due []*Lease) {
 	h.mu.Lock()
 	now := time.Now()
