@@ -136,7 +136,7 @@ func TestSentinelFailover(t *testing.T) {
 			denied++
 			return false
 		}
-		if a.left("z") != 98 {
+		if left := a.left("z"); left < 90 || left > 98 { // less than 98 if Redis has counted what timed out
 			t.Errorf("%d left: %s", a.left("z"), a.Status)
 		}
 		return true
