@@ -231,7 +231,7 @@ func StartCluster(t testing.TB, n int) []*Server {
 	nodes, bus := make([]*Server, n), make([]string, n)
 	for i := range nodes {
 		bus[i] = FreePort(t)
-		nodes[i] = Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "10000", "--cluster-port", bus[i])
+		nodes[i] = Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", bus[i])
 		nodes[i].Do("cluster", "addslotsrange", 16384*i/n, 16384*(i+1)/n-1)
 		if i > 0 {
 			nodes[i].Do("cluster", "meet", "127.0.0.1", nodes[0].Port, bus[0])
