@@ -70,6 +70,9 @@ func (s *Store) forgotten(d digest) {
 }
 
 func (s *Store) keepAnnouncing() {
+	if s.cluster != nil {
+		s.cluster.refresh() // of the addresses that were given, only those that matter are looked at
+	}
 	for {
 		s.checkServers()
 		s.announceOnce()

@@ -162,6 +162,9 @@ func (o *Options) endpoint(a string) (endpoint, error) {
 func (s *Store) dialer(config *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	plain := &net.Dialer{KeepAlive: 30 * time.Second}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if addr == noMaster {
+			return nil, errNoMaster
+		}
 		s.dials.Add(1)
 		ctx, cancel := context.WithTimeout(ctx, s.options.Timeout) // a handshake is ended by a timer only
 		defer cancel()

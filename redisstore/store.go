@@ -29,8 +29,9 @@ type Store struct {
 	background tasks
 	started    sync.Once
 
-	stateMu sync.Mutex   // one change is told after the other
-	down    atomic.Int64 // lanes that are down
+	stateMu sync.Mutex     // one change is told after the other
+	downs   map[*lane]bool // lanes in use that are down
+	down    atomic.Int64   // how many they are
 
 	fleet
 	calls, dials, hits atomic.Int64
@@ -55,7 +56,7 @@ func New(o Options) (*Store, error) {
 	}
 	s := &Store{
 		options: o, names: namer{prefix: o.Prefix}, script: newScript(prologue + body), announce: newScript(fleetScript),
-		refused: newRefusals(o.RefusedKeys), errors: map[Kind]int64{},
+		refused: newRefusals(o.RefusedKeys), errors: map[Kind]int64{}, downs: map[*lane]bool{},
 		unsettled: settlements{pending: map[settlement]owed{}, wake: make(chan struct{}, 1)},
 		leases:    leases{held: map[*Lease]struct{}{}, wake: make(chan struct{}, 1)},
 	}
@@ -83,6 +84,9 @@ func (s *Store) Close() error {
 	var errs []error
 	for _, l := range s.allLanes() {
 		errs = append(errs, l.client.Close())
+	}
+	if s.cluster != nil {
+		s.cluster.close(0)
 	}
 	return errors.Join(errs...)
 }
@@ -202,17 +206,27 @@ func (s *Store) observe(took time.Duration, batches int, err error) {
 // Up reports whether all servers answer.
 func (s *Store) Up() bool { return s.down.Load() == 0 }
 
-func (s *Store) laneDown(cause *Error) {
+// laneDown notes that a server fails. One that owns nothing is missed by nobody.
+func (s *Store) laneDown(l *lane, cause *Error) {
 	s.stateMu.Lock()
 	defer s.stateMu.Unlock()
+	if s.cluster != nil && s.cluster.retired(l) {
+		return
+	}
+	s.downs[l] = true
 	if s.down.Add(1) == 1 && s.options.OnState != nil {
 		s.options.OnState(false, cause.Kind, cause)
 	}
 }
 
-func (s *Store) laneUp() {
+// laneUp notes that a server answers again, or that its part went to another.
+func (s *Store) laneUp(l *lane) {
 	s.stateMu.Lock()
 	defer s.stateMu.Unlock()
+	if !s.downs[l] {
+		return
+	}
+	delete(s.downs, l)
 	if s.down.Add(-1) == 0 && s.options.OnState != nil {
 		s.options.OnState(true, "", nil)
 	}
