@@ -171,7 +171,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 // What one instance makes available again, the others learn within an announcement.
 func TestFleet(t *testing.T) {
 	server := redistest.Start(t)
-	o := Options{Addrs: []string{server.Addr}, Prefix: "fleet", Announce: 50 * time.Millisecond}
+	o := Options{Addrs: []string{server.Addr}, Prefix: "fleet", Announce: 50 * time.Millisecond, Timeout: 5 * time.Second}
 	a, b := open(t, o), open(t, o)
 	c, err := New(o)
 	if err != nil {

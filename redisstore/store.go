@@ -61,6 +61,7 @@ func New(o Options) (*Store, error) {
 		leases:    leases{held: map[*Lease]struct{}{}, wake: make(chan struct{}, 1)},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.there, s.leave = context.WithCancel(s.ctx)
 	s.fleet.init(o.Prefix)
 	if err := s.open(all); err != nil {
 		s.cancel()
@@ -75,10 +76,12 @@ func (s *Store) Start() {
 	s.started.Do(func() { s.background.Go(s.keepAnnouncing) })
 }
 
+// Leave ends what Start began: the fleet does not count the instance any more. The store works on, for what is still owed to it.
+func (s *Store) Leave() { s.leave() }
+
 // Close settles what is left to settle, gives up what waits, says goodbye to the fleet and closes the connections.
 func (s *Store) Close() error {
 	s.settleRest()
-	s.leave()
 	s.cancel()
 	s.background.Wait()
 	var errs []error
