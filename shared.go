@@ -31,6 +31,7 @@ type sharedStore struct {
 	changes   chan change
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
+	debtors   atomic.Int64 // requests under way that have something to settle, or hold a lease
 	bansHere  atomic.Int64 // when the last of the bans ends that this process keeps alone, see [rule.keepHere]
 }
 
@@ -127,9 +128,15 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	return value.(*sharedStore), nil
 }
 
-// lingering is how long a store outlives its last config. Caddy cleans up while requests of the old config are still
+// lingering is how long a store outlives its last config at least. Caddy cleans up while requests of the old config are still
 // under way, and they shall not be told that the store is down.
 var lingering = 2 * time.Second
+
+// What is owed to a store that no config uses is waited for, but not for ever.
+const (
+	givenUp = 30             // looks at a store that is down, perhaps because its password is no longer the right one
+	longest = 24 * time.Hour // in all
+)
 
 // Destruct closes the store when no config uses it any more.
 func (s *sharedStore) Destruct() error {
@@ -137,8 +144,25 @@ func (s *sharedStore) Destruct() error {
 	if caddy.Exiting() {
 		return s.Store.Close()
 	}
-	time.AfterFunc(lingering, func() { _ = s.Store.Close() }) // an error of closing connections helps nobody
+	s.Leave()
+	now := time.Now()
+	s.outlive(lingering, now.Add(longest), now)
 	return nil
+}
+
+// outlive closes the store once no request owes it anything, or nothing can be brought to it any more. It was up at the given moment.
+func (s *sharedStore) outlive(every time.Duration, end, up time.Time) {
+	time.AfterFunc(every, func() {
+		now := time.Now()
+		if s.Up() {
+			up = now
+		}
+		if s.debtors.Load() == 0 || now.Sub(up) > givenUp*every || now.After(end) {
+			_ = s.Store.Close() // an error of closing connections helps nobody
+			return
+		}
+		s.outlive(every, end, up)
+	})
 }
 
 // watch reports every change of state, one line and one event each, and reminds.
