@@ -28,18 +28,11 @@ var storeMetrics = telemetry.NewStore("redis")
 type sharedStore struct {
 	*redisstore.Store
 	watched   sync.Once
-	changes   chan change
+	changes   chan redisstore.State
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
 	debtors   atomic.Int64 // requests under way that have something to settle, or hold a lease
 	bansHere  atomic.Int64 // when the last of the bans ends that this process keeps alone, see [rule.keepHere]
-}
-
-// change is a change of the store's state.
-type change struct {
-	up   bool
-	kind redisstore.Kind
-	err  error
 }
 
 // remindEvery is how often a store that is down while requests pass unlimited is spoken of.
@@ -94,12 +87,12 @@ func showState() {
 // openShared returns the store of these settings, a running one if there is one. It makes no connection.
 func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	value, _, err := sharedStores.LoadOrNew(settings.Fingerprint, func() (caddy.Destructor, error) {
-		s := &sharedStore{changes: make(chan change, 16), done: make(chan struct{})}
+		s := &sharedStore{changes: make(chan redisstore.State, 64), done: make(chan struct{})}
 		options := settings.Options
-		options.OnState = func(up bool, kind redisstore.Kind, err error) {
+		options.OnState = func(change redisstore.State) {
 			showState()
 			select { // never hold a decision up; what is lost here the metrics still say
-			case s.changes <- change{up, kind, err}:
+			case s.changes <- change:
 			default:
 			}
 		}
@@ -186,14 +179,24 @@ func (s *sharedStore) watch() {
 	}
 }
 
-// storeChanged tells operators that the store went down or came back.
-func (a *App) storeChanged(c change) {
-	if c.up {
-		a.logger.Warn("shared store is up again")
-		a.emit("rate_limit_store_up", map[string]any{"store": "redis"})
+// storeChanged tells operators that a server of the store went down or came back.
+func (a *App) storeChanged(c redisstore.State) {
+	fields := []zap.Field{zap.String("server", c.Server), zap.Int("down", c.Down), zap.Int("servers", c.Of)}
+	data := map[string]any{"store": "redis", "server": c.Server, "down": c.Down, "servers": c.Of}
+	if c.Err == nil {
+		text := "shared store is up again"
+		if c.Down > 0 {
+			text = "shared store is up again in part: keys of this server are counted in it"
+		}
+		a.logger.Warn(text, fields...)
+		a.emit("rate_limit_store_up", data)
 		return
 	}
-	a.logger.Error("shared store is down: each zone does what its on_store_error says",
-		zap.String("kind", string(c.kind)), zap.Error(c.err))
-	a.emit("rate_limit_store_down", map[string]any{"store": "redis", "kind": string(c.kind), "error": c.err.Error()})
+	text := "shared store is down: each zone does what its on_store_error says"
+	if c.Down < c.Of {
+		text = "shared store is down in part: for keys of this server each zone does what its on_store_error says"
+	}
+	a.logger.Error(text, append(fields, zap.String("kind", string(c.Err.Kind)), zap.Error(c.Err))...)
+	data["kind"], data["error"] = string(c.Err.Kind), c.Err.Error()
+	a.emit("rate_limit_store_down", data)
 }

@@ -131,8 +131,9 @@ func TestClusterSlotWithoutMaster(t *testing.T) {
 // When nobody that is known answers any more, the addresses that were given are asked again, as when a cluster was replaced.
 func TestClusterReplaced(t *testing.T) {
 	nodes := []*redistest.Server{redistest.StartCluster(t, 1)[0], redistest.StartCluster(t, 1)[0]}
-	s := open(t, Options{Addrs: addrs(nodes), Mode: Cluster})
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Cluster, OnWarning: func(string) {}})
 	l := perHour(t, "z", 1_000_000)
+	s.checkServers()
 	s.cluster.refresh()
 	for _, n := range nodes {
 		if n.Addr == s.cluster.owner(0).node {
@@ -140,4 +141,22 @@ func TestClusterReplaced(t *testing.T) {
 		}
 	}
 	waitFor(t, "the other cluster", func() bool { return len(failures(s, l)) == 0 && s.Up() })
+	if s.checkServers(); len(s.checked) != 1 {
+		t.Errorf("%d servers are kept in mind, want the one in use", len(s.checked))
+	}
+}
+
+// A server that owns nothing any more is still asked by those who found it before, for as long as they may wait.
+func TestRetiredLaneServesWhoWaits(t *testing.T) {
+	nodes := []*redistest.Server{redistest.StartCluster(t, 1)[0], redistest.Start(t)}
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Cluster, Timeout: time.Minute})
+	s.cluster.refresh()
+	l := s.cluster.seeds[1]
+	for _, ago := range []time.Duration{0, 100 * time.Second, 130 * time.Second} {
+		s.cluster.old[l] = time.Now().Add(-ago)
+		s.cluster.refresh()
+		if err := l.client.Ping(context.Background()).Err(); (err != nil) != (ago > 2*time.Minute) {
+			t.Errorf("retired %v ago: %v", ago, err)
+		}
+	}
 }

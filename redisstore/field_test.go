@@ -273,13 +273,19 @@ type changes struct {
 	mu  sync.Mutex
 	all []Kind // "" for up
 	ch  chan Kind
+
+	last State
 }
 
 func newChanges() *changes { return &changes{ch: make(chan Kind, 100)} }
 
-func (c *changes) note(up bool, k Kind, err error) {
+func (c *changes) note(change State) {
+	var k Kind
+	if change.Err != nil {
+		k = change.Err.Kind
+	}
 	c.mu.Lock()
-	c.all = append(c.all, k)
+	c.all, c.last = append(c.all, k), change
 	c.mu.Unlock()
 	c.ch <- k
 }

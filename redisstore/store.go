@@ -217,9 +217,7 @@ func (s *Store) laneDown(l *lane, cause *Error) {
 		return
 	}
 	s.downs[l] = true
-	if s.down.Add(1) == 1 && s.options.OnState != nil {
-		s.options.OnState(false, cause.Kind, cause)
-	}
+	s.tell(l, cause)
 }
 
 // laneUp notes that a server answers again, or that its part went to another.
@@ -230,8 +228,13 @@ func (s *Store) laneUp(l *lane) {
 		return
 	}
 	delete(s.downs, l)
-	if s.down.Add(-1) == 0 && s.options.OnState != nil {
-		s.options.OnState(true, "", nil)
+	s.tell(l, nil)
+}
+
+func (s *Store) tell(l *lane, cause *Error) {
+	s.down.Store(int64(len(s.downs)))
+	if s.options.OnState != nil {
+		s.options.OnState(State{Server: l.node, Err: cause, Down: len(s.downs), Of: len(s.allLanes())})
 	}
 }
 
