@@ -260,7 +260,7 @@ func checkEvents(t *testing.T, kind string, back bool) {
 func TestEachServerIsTold(t *testing.T) {
 	events()
 	a, b := redistest.Start(t), redistest.Start(t)
-	s := serve(t, sharing(a.Addr+" "+b.Addr, "mode ring\ntimeout 1s", "zone z 1000000/1h {\n key {header.X-Key}\n on_store_error allow\n}"))
+	s := serve(t, sharing(a.Addr+" "+b.Addr, "mode ring\n"+patient, "zone z 1000000/1h {\n key {header.X-Key}\n on_store_error allow\n}"))
 	steps := []struct {
 		change func()
 		line   string

@@ -65,7 +65,7 @@ func TestReloadWaitsForWhatIsOwed(t *testing.T) {
 		return sharingSite(r.Addr, settings, `rate_limit {
 			zone c {
 				key everyone
-				concurrency 1 lease 1s
+				concurrency 1 lease 6s
 			}
 			zone n 10/1h {
 				key everyone
@@ -82,9 +82,16 @@ func TestReloadWaitsForWhatIsOwed(t *testing.T) {
 	s.begin()
 	first := connections(r)
 	s.mustLoad(config(patient + "\npool_size 5"))
-	for begun := time.Now(); time.Since(begun) < 2500*time.Millisecond; { // two leases and a half
-		s.refused("/")
+	lease := func() any {
+		keys, _ := r.Do("keys", "rate_limit:c:*").([]any)
+		if len(keys) != 1 {
+			t.Fatal("keys of the lease:", keys)
+		}
+		return r.Do("get", keys[0])
 	}
+	taken := lease()
+	eventually(t, 20*time.Second, "the lease is renewed", func() bool { return lease() != taken })
+	s.refused("/")
 	h.end <- struct{}{}
 	s.admits("/")
 	eventually(t, 5*time.Second, "the old connections are closed", func() bool {

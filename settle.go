@@ -26,7 +26,8 @@ type due struct {
 	until time.Time     // the last slot in the shared store
 	debts []debt
 	watch bool // the response's status matters
-	store bool // something is owed to the shared store
+
+	shared bool // something is owed to the shared store
 }
 
 // debt is what one rule is owed. Its charges all give back, and are settled at most once each.
@@ -116,7 +117,7 @@ func (d *due) add(a *asked, shared bool) {
 			debt.decided = a.rule.reserve(debt.key)
 		}
 	}
-	d.store = d.store || shared
+	d.shared = d.shared || shared
 	debt.metrics.InFlight(debt.inFlight())
 	d.debts = append(d.debts, debt)
 }
@@ -127,7 +128,7 @@ func (d *debt) inFlight() int { return len(d.held) + len(d.leases) }
 // that was taken over, a client that is gone.
 func (d *due) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	returned, watched := false, (*watcher)(nil)
-	if d.store {
+	if d.shared {
 		debtors := &d.h.redis.debtors
 		debtors.Add(1)
 		defer debtors.Add(-1)

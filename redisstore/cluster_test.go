@@ -87,19 +87,24 @@ func TestClusterFailover(t *testing.T) {
 	if errs := failures(s, l); len(errs) != 0 {
 		t.Fatal(errs)
 	}
-	for n, node := range nodes[1:] {
-		node.Kill()
-		waitFor(t, "word of the outage", func() bool { failures(s, l); return len(seen.list()) == 2*n+1 })
-		if n == 0 {
-			waitFor(t, "the replica", func() bool { return s.Up() && len(failures(s, l)) == 0 })
-		}
+	outage := func(n *redistest.Server) {
+		t.Helper()
+		before := len(seen.list())
+		n.Kill()
+		waitFor(t, "word of the outage", func() bool { failures(s, l); return len(seen.list()) > before })
+	}
+	outage(nodes[1])
+	waitFor(t, "the replica", func() bool { return s.Up() && len(failures(s, l)) == 0 })
+	outage(nodes[2])
+	if last := seen.latest(); last.Server != nodes[2].Addr || last.Down != 1 || last.Of != 3 {
+		t.Errorf("told %+v, want that %s is down, one of 3", last, nodes[2].Addr)
 	}
 }
 
 // Slots that nobody owns fail, as long as nobody does; all others are decided.
 func TestClusterSlotWithoutMaster(t *testing.T) {
 	nodes, seen := inPart(redistest.StartCluster(t, 2)), newChanges()
-	s := open(t, Options{Addrs: addrs(nodes), Mode: Cluster, OnState: seen.note, RefusedKeys: -1, Timeout: time.Second})
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Cluster, OnState: seen.note, RefusedKeys: -1})
 	l := perHour(t, "z", 1_000_000)
 	d, _ := s.names.sum(nil, s.names.clear(l.Space), "7")
 	at := int(slot(s.names.append(nil, s.names.clear(l.Space), d)))

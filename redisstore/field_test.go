@@ -302,6 +302,12 @@ func (c *changes) wait(t *testing.T, want Kind, within time.Duration) {
 	}
 }
 
+func (c *changes) latest() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
 func (c *changes) list() []Kind {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -129,7 +129,7 @@ func (s *Store) announceOnce() {
 func (s *Store) unheard(err error) {
 	if s.failures++; s.failures == goneAfter && s.options.OnWarning != nil {
 		s.options.OnWarning(fmt.Sprintf("this instance cannot announce itself to the others (%v), so that it takes the fleet's size for %d "+
-			"and hears of no reset elsewhere; what it needs is the same rights on the keys %s and %s as on counters",
+			"and hears of no reset elsewhere; want the rights that docs/redis.md names, on the keys %s and %s too",
 			err, s.FleetSize(), s.instances, s.forgets))
 	}
 }
