@@ -224,8 +224,10 @@ func (c *cluster) refresh() {
 			down = append(down, l)
 		}
 	}
-	if slices.ContainsFunc(append(up, down...), c.ask) {
-		return
+	for _, l := range append(up, down...) {
+		if c.ask(l) {
+			return
+		}
 	}
 	for _, seed := range c.seeds {
 		if c.retired(seed) {
