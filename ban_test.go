@@ -226,33 +226,6 @@ func TestBanOfFailedLogins(t *testing.T) {
 	})
 }
 
-// A page with many parts is loaded with the right password: what is refused while others are under way may not have been
-// refused once they are answered, and is no strike.
-func TestNoBanWhileAnswersAreAwaited(t *testing.T) {
-	events()
-	onStores(t, func(t *testing.T, st *stage) {
-		up := hold(t)
-		s := serve(t, st.zones(failing("ban 1h after 5/15m"), up.dial))
-		for range 4 {
-			under := make([]*http.Response, 5)
-			for i := range under {
-				under[i] = s.begin("X-User", "ann")
-			}
-			s.refusedOnly(20, "/", "X-User", "ann")
-			for range under {
-				up.end <- struct{}{}
-			}
-			for _, resp := range under {
-				resp.Body.Close()
-			}
-			s.admits("/", "X-User", "ann")
-		}
-		if n := len(bans()); n != 0 {
-			t.Errorf("%d bans for 24 right passwords", n)
-		}
-	})
-}
-
 // A thousand guesses at once earn one ban.
 func TestConcurrentGuessesEarnOneBan(t *testing.T) {
 	events()

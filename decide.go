@@ -109,6 +109,9 @@ func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
 
 // takeShare moves a rule's charges to the batch of shares, with this instance's part of each limit.
 func (a *asked) takeShare(to *batch, limits []*algorithms.Limit) {
+	if a.reserves {
+		to.add(*a.charge(pending))
+	}
 	if a.asksBan {
 		to.add(*a.charge(ban))
 	}

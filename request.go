@@ -55,8 +55,8 @@ type asked struct {
 	enforced bool
 	// asksBan: the charge before the first asks whether the key is banned.
 	asksBan bool
-	// pending: when it was asked, units of the key were reserved that may have been given back since.
-	pending bool
+	// reserves: what it takes may be given back, which the charge before that one says meanwhile.
+	reserves bool
 	// denied: the shared store failed, and the rule refuses what it cannot count.
 	denied bool
 }
@@ -121,7 +121,7 @@ func (q *question) key(r *rule) (key string, ok bool, err error) {
 	return unsafe.String(unsafe.SliceData(b), len(b)), ok, err
 }
 
-// charge adds the charges of a rule, one for each of the plan's limits, behind one that asks for a ban.
+// charge adds the charges of a rule, one for each of the plan's limits, behind those that a ban needs.
 func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 	enforced := r.Enforces(key)
 	asksBan := r.Ban != nil && enforced
@@ -131,10 +131,13 @@ func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 	}
 	a := asked{
 		rule: r, plan: p, metrics: r.metrics, batch: b, key: key, enforced: enforced, asksBan: asksBan,
-		again: r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
+		reserves: asksBan && r.Ban.Pending != nil,
+		again:    r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
+	}
+	if a.reserves {
+		b.add(algorithms.Charge{Key: key, Limit: r.Ban.Pending, Cost: 1, DryRun: true}) // it refuses nobody
 	}
 	if asksBan {
-		a.pending = r.pending(key)
 		b.add(algorithms.Ask(r.Ban.Bans, key))
 	}
 	a.first = len(b.charges)
