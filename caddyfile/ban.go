@@ -93,7 +93,7 @@ func (z *zoneCompiler) banDurations() ([]time.Duration, error) {
 	for i, d := range z.z.Ban.Durations {
 		d := time.Duration(d)
 		if d < time.Second || d > longestBan {
-			return nil, z.fail("ban.durations", i, fmt.Errorf("%v; want 1s to 365d", d))
+			return nil, z.fail("ban.durations", i, fmt.Errorf("%v; want 1s to 365d%s", d, nanoseconds(d)))
 		}
 		if i > 0 && d < list[i-1] {
 			return nil, z.fail("ban.durations", i, fmt.Errorf("%v is shorter than the %v before it; want bans that get longer", d, list[i-1]))

@@ -50,7 +50,7 @@ func (z *zoneCompiler) concurrency() (*algorithms.Limit, error) {
 func (z *zoneCompiler) upToADay(field string, value caddy.Duration) (time.Duration, error) {
 	d := time.Duration(value)
 	if d != 0 && (d < time.Second || d > 24*time.Hour) {
-		return 0, z.fail(field, -1, fmt.Errorf("%v; want 1s to 24h", d))
+		return 0, z.fail(field, -1, fmt.Errorf("%v; want 1s to 24h%s", d, nanoseconds(d)))
 	}
 	return d, nil
 }
