@@ -53,9 +53,9 @@ type asked struct {
 	again bool
 	// enforced: it may refuse the request; else it is a dry run.
 	enforced bool
-	// asksBan: the charge before the first asks whether the key is banned.
+	// asksBan: the charge at [ban] asks whether the key is banned.
 	asksBan bool
-	// reserves: what it takes may be given back, which the charge before that one says meanwhile.
+	// reserves: what it takes may be given back, and the charge at [pending] counts that it is not known yet.
 	reserves bool
 	// denied, allowed: the shared store failed, and the rule refuses what it cannot count, or lets it pass.
 	denied, allowed bool

@@ -41,10 +41,15 @@ func TestPending(t *testing.T) {
 			if err := r.Resolve(redis); err != nil {
 				t.Fatal(err)
 			}
-			switch p := r.Ban.Pending; {
-			case test.want == 0 && p == nil || p != nil && redis && p.Window == test.want || p != nil && !redis && p.Window == algorithms.MaxWindow:
-			default:
-				t.Errorf("%v, redis %t: pending %+v, want %v", test.zone.Limit, redis, p, test.want)
+			want, got := test.want, time.Duration(0)
+			if !redis && want > 0 {
+				want = algorithms.MaxWindow
+			}
+			if p := r.Ban.Pending; p != nil {
+				got = p.Window
+			}
+			if got != want {
+				t.Errorf("%v, redis %t: pending for %v, want %v", test.zone.Limit, redis, got, want)
 			}
 		}
 	}
