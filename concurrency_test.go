@@ -547,7 +547,7 @@ func TestLeasesOfKilledInstance(t *testing.T) {
 		up := hold(t)
 		start := func() (p *process, url string) {
 			port := freePort(t)
-			site := fmt.Sprintf("http://:%d {\n rate_limit {\n zone c"+everyone+"concurrency %d lease 1s\n }\n }\n reverse_proxy %s\n}\n", port, leases, up.dial)
+			site := fmt.Sprintf("http://:%d {\n rate_limit {\n zone c"+everyone+"concurrency %d lease 3s\n }\n }\n reverse_proxy %s\n}\n", port, leases, up.dial)
 			return startCaddyWith(t, st.globals(), site), fmt.Sprintf("http://127.0.0.1:%d", port)
 		}
 		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 20 * time.Second}
@@ -565,7 +565,7 @@ func TestLeasesOfKilledInstance(t *testing.T) {
 		}
 		_, other := start()
 		// As long as they live they hold, also longer than a lease lasts: it is renewed.
-		for begin := time.Now(); time.Since(begin) < 2500*time.Millisecond && st.redis != nil; {
+		for begin := time.Now(); time.Since(begin) < 4*time.Second && st.redis != nil; time.Sleep(10 * time.Millisecond) {
 			if a, b := status(url), status(other); a != 429 || b != 429 {
 				t.Fatalf("after %v: %d and %d, want two refusals", time.Since(begin), a, b)
 			}
@@ -577,10 +577,10 @@ func TestLeasesOfKilledInstance(t *testing.T) {
 			t.Fatal(err)
 		}
 		killed := time.Now()
-		eventually(t, 5*time.Second, "the leases of the dead are free", func() bool { return status(other) == 200 })
+		eventually(t, 20*time.Second, "the leases of the dead are free", func() bool { return status(other) == 200 })
 		t.Logf("free %v after the kill", time.Since(killed))
-		if took := time.Since(killed); st.redis != nil && (took > 2*time.Second) {
-			t.Errorf("free after %v, want about 1s", took)
+		if took := time.Since(killed); st.redis != nil && took > 10*time.Second {
+			t.Errorf("free after %v, want about 3s", took)
 		}
 	})
 }

@@ -14,8 +14,19 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
+// kept wants the first connections to be there, and no more of them in all than one store has: two flights and what announces
+// the instance, each of which may come later.
+func kept(t *testing.T, r *redistest.Server, first []string) {
+	t.Helper()
+	now := connections(r)
+	if slices.ContainsFunc(first, func(id string) bool { return !slices.Contains(now, id) }) || len(now) > 3 {
+		t.Errorf("connections %v, at first %v", now, first)
+	}
+}
+
 func TestReloadKeepsConnections(t *testing.T) {
-	t.Cleanup(sluice.Linger(50 * time.Millisecond))
+	const linger = 50 * time.Millisecond
+	t.Cleanup(sluice.Linger(linger))
 	r := redistest.Start(t)
 	zones := "zone z 100/1h"
 	s := serve(t, sharing(r.Addr, patient, zones))
@@ -28,8 +39,8 @@ func TestReloadKeepsConnections(t *testing.T) {
 		s.mustLoad(sharing(r.Addr, patient, zones+fmt.Sprintf("\nzone more%d 100/1h", i)))
 		s.pass(2, "/")
 	}
-	if now := connections(r); !slices.Equal(now, first) {
-		t.Errorf("connections %v, before the reloads %v", now, first)
+	for end := time.Now().Add(10 * linger); time.Now().Before(end) && !t.Failed(); { // a store that is given up goes after a while
+		kept(t, r, first)
 	}
 
 	s.mustLoad(sharing(r.Addr, patient+"\nprefix other", zones))
@@ -39,13 +50,13 @@ func TestReloadKeepsConnections(t *testing.T) {
 	closed := func() bool {
 		return !slices.ContainsFunc(connections(r), func(id string) bool { return slices.Contains(first, id) })
 	}
-	eventually(t, 5*time.Second, "the old connections are closed", closed)
+	eventually(t, 10*time.Second, "the old connections are closed", closed)
 	if len(connections(r)) == 0 {
 		t.Error("no new connection")
 	}
 
 	s.mustLoad(":80 {\n rate_limit {\n zone z 100/1h\n}\n respond ok\n}")
-	eventually(t, 5*time.Second, "all connections are closed", func() bool { return len(connections(r)) == 0 })
+	eventually(t, 10*time.Second, "all connections are closed", func() bool { return len(connections(r)) == 0 })
 	if left := s.get("/").left("z"); left != 99 {
 		t.Errorf("%d left in this process", left)
 	}
@@ -58,7 +69,7 @@ func TestRejectedReloadLeavesTheStore(t *testing.T) {
 	site := func(settings, more string) string {
 		return sharing(r.Addr, settings, "zone z 100/1h {\n on_store_error allow\n}\n"+more)
 	}
-	const settings = "timeout 300ms"
+	const settings = "timeout 2s"
 	s := serve(t, site(settings, ""))
 	s.pass(1, "/")
 	first := connections(r)
@@ -92,11 +103,12 @@ func TestRejectedReloadLeavesTheStore(t *testing.T) {
 		}
 	}
 	s.pass(1, "/")
-	eventually(t, 5*time.Second, "only the first connections", func() bool { return slices.Equal(connections(r), first) })
+	eventually(t, 10*time.Second, "the connections of one store only", func() bool { return len(connections(r)) <= 3 })
+	kept(t, r, first)
 
 	r.Kill()
 	s.pass(4, "/")
-	eventually(t, 3*time.Second, "a line that it is down", func() bool { return len(logged(t, downLine)) > 0 })
+	eventually(t, 10*time.Second, "a line that it is down", func() bool { return len(logged(t, downLine)) > 0 })
 	// A config that fails while the store is down does not make it look well.
 	_ = failing(site(settings+"\nprefix other", ""), "provisioning")
 	_ = failing(site(settings+"\nprefix other", ""), "starting")
@@ -105,7 +117,7 @@ func TestRejectedReloadLeavesTheStore(t *testing.T) {
 	}
 	kind, _ := logged(t, downLine)[0]["kind"].(string)
 	r.Restart()
-	eventually(t, 2*time.Second, "the store's return", func() bool { return len(logged(t, upLine)) > 0 })
+	eventually(t, 10*time.Second, "the store's return", func() bool { return len(logged(t, upLine)) > 0 })
 	checkEvents(t, kind, true)
 }
 

@@ -255,17 +255,16 @@ func TestOneDecisionCallPerRequest(t *testing.T) {
 func TestHammeringCostsOneCall(t *testing.T) {
 	redis := redistest.Start(t)
 	s := serve(t, sharing(redis.Addr, patient, "zone z 2/2s {\n algorithm sliding_log\n}"))
-	s.pass(1, "/")
-	start := time.Now() // not before the first unit was taken: it is back within 2 s
-	s.pass(1, "/")
+	start := time.Now() // the first unit is back 2 s after it was taken, which is later than this
+	s.pass(2, "/")
 	before := decisions(redis)
 	var waits []int
 	for {
-		asked := time.Now()
 		a := s.get("/")
+		left := 2*time.Second - time.Since(start)
 		if a.StatusCode == 200 {
-			if early := 2*time.Second - 100*time.Millisecond; time.Since(start) < early {
-				t.Errorf("admitted after %v", time.Since(start))
+			if left > 0 {
+				t.Errorf("admitted %v early", left)
 			}
 			break
 		}
@@ -273,20 +272,21 @@ func TestHammeringCostsOneCall(t *testing.T) {
 		if a.StatusCode != 429 || wait < 1 || a.Header.Get("Ratelimit") != fmt.Sprintf(`"z";r=0;t=%d`, wait) || a.Header.Get("Ratelimit-Policy") != `"z";q=2;w=2` {
 			t.Fatal(a.Status, a.Header)
 		}
-		if left := 2*time.Second - asked.Sub(start); time.Duration(wait)*time.Second < left-50*time.Millisecond {
+		if time.Duration(wait)*time.Second < left {
 			t.Errorf("Retry-After: %d, but it takes %v", wait, left)
 		}
 		if len(waits) == 0 || waits[len(waits)-1] != wait {
 			waits = append(waits, wait)
 		}
-		if time.Since(start) > 4*time.Second {
+		if left < -8*time.Second {
 			t.Fatal("never admitted again")
 		}
 	}
-	if !slices.Equal(waits, []int{2, 1}) {
+	// A machine that is busy for a second may miss one of them, or all.
+	if !slices.Equal(waits, []int{2, 1}) && len(waits) > 1 || slices.Max(append(waits, 0)) > 2 {
 		t.Errorf("Retry-After counted %v, want 2 and 1", waits)
 	}
-	if calls := decisions(redis) - before; calls != 2 {
+	if calls := decisions(redis) - before; calls != min(1+len(waits), 2) {
 		t.Errorf("%d calls, want one for the first refusal and one for the admission", calls)
 	}
 }

@@ -92,7 +92,7 @@ func TestTLSAndPassword(t *testing.T) {
 	i.counts(3, "z")
 
 	j := startInstance(t, "redis "+r.Addr+" {\n"+patient+"\n password {file."+file+"}"+encrypt+"}", "zone z 5/1h", env...)
-	eventually(t, 5*time.Second, "a line that the password is wrong", func() bool {
+	eventually(t, 10*time.Second, "a line that the password is wrong", func() bool {
 		return strings.Contains(j.log.String(), downLine) && strings.Contains(j.log.String(), `"wrongpass"`)
 	})
 	if err := os.WriteFile(file, []byte(secretOf), 0o600); err != nil {
@@ -101,7 +101,7 @@ func TestTLSAndPassword(t *testing.T) {
 	if status, body := j.reload(j.sites); status != 200 {
 		t.Fatal(status, body)
 	}
-	eventually(t, 5*time.Second, "a decision by Redis", func() bool { return j.ask().left("z") <= 1 })
+	eventually(t, 10*time.Second, "a decision by Redis", func() bool { return j.ask().left("z") <= 1 })
 	for _, p := range []*process{i.process, j.process} {
 		resp, config := get(t, http.DefaultClient, p.admin+"/config/")
 		if resp.StatusCode != 200 || strings.Contains(config+p.log.String(), secretOf) {
@@ -130,7 +130,7 @@ func TestSentinelFailover(t *testing.T) {
 	})
 	master.Kill()
 	denied := 0
-	eventually(t, 20*time.Second, "a decision by the new master", func() bool {
+	eventually(t, 60*time.Second, "a decision by the new master", func() bool {
 		a := i.ask()
 		if a.StatusCode == 503 {
 			denied++

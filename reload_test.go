@@ -125,7 +125,7 @@ func usage(t testing.TB) (u used) {
 	u = used{1 << 30, 1 << 30, 1 << 60}
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
-	for calm := 0; calm < 5; calm++ {
+	for calm := 0; calm < 10; calm++ {
 		<-tick.C
 		runtime.GC()
 		var m runtime.MemStats

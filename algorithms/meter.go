@@ -11,9 +11,9 @@ package algorithms
 // drain lets the level fall for the time since it was true.
 func (l *Limit) drain(c *Counter) {
 	if c.B != l.den && c.A > 0 {
-		c.A = min(rescale(c.A, c.B, l.den), l.ceiling)
+		c.A = rescale(c.A, c.B, l.den)
 	}
-	c.B = l.den
+	c.A, c.B = min(c.A, l.ceiling), l.den // also when another quota has the same scale
 	// A moment that another tick stored is rounded up: later means less drained, never credit for nothing.
 	if late := l.sinceTick(c.T); late > 0 {
 		c.T += l.tick - late

@@ -113,7 +113,7 @@ func TestUnitsInFlightAreSettledLast(t *testing.T) {
 func TestSettlementsWaitForRedis(t *testing.T) {
 	server := redistest.Start(t)
 	var dropped atomic.Int64
-	o := Options{Addrs: []string{server.Addr}, Timeout: 200 * time.Millisecond, OnUnsettled: func(n int) { dropped.Add(int64(n)) }}
+	o := Options{Addrs: []string{server.Addr}, Timeout: 2 * time.Second, OnUnsettled: func(n int) { dropped.Add(int64(n)) }}
 	s := open(t, o)
 	l := hourly(t, "z", 100)
 	left(t, s, l, "k")
@@ -140,7 +140,7 @@ func TestSettlementsWaitForRedis(t *testing.T) {
 func TestCloseSettles(t *testing.T) {
 	server := redistest.Start(t)
 	var dropped atomic.Int64
-	o := Options{Addrs: []string{server.Addr}, Prefix: "close", Timeout: 200 * time.Millisecond, OnUnsettled: func(n int) { dropped.Add(int64(n)) }}
+	o := Options{Addrs: []string{server.Addr}, Prefix: "close", Timeout: 2 * time.Second, OnUnsettled: func(n int) { dropped.Add(int64(n)) }}
 	l := hourly(t, "z", 100)
 	s := open(t, o)
 	for range 40 {
@@ -175,7 +175,7 @@ func TestCloseSettles(t *testing.T) {
 func TestSettlementsAreBounded(t *testing.T) {
 	var dropped atomic.Int64
 	s := open(t, Options{
-		Addrs: []string{"127.0.0.1:" + redistest.FreePort(t)}, Timeout: 20 * time.Millisecond,
+		Addrs: []string{"127.0.0.1:" + redistest.FreePort(t)}, Timeout: 2 * time.Second,
 		OnUnsettled: func(n int) { dropped.Add(int64(n)) },
 	})
 	l := hourly(t, "z", 100)
@@ -205,10 +205,9 @@ func hold(t testing.TB, s *Store, l *algorithms.Limit) *Lease {
 func TestLeaseIsRenewedAndReleased(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})
-	l := exports(t, 2, 300*time.Millisecond)
+	l := exports(t, 2, 3*time.Second)
 	first, second := hold(t, s, l), hold(t, s, l)
-	asked := 0
-	for end := time.Now().Add(4 * l.Window); time.Now().Before(end); asked++ {
+	for end := time.Now().Add(l.Window * 3 / 2); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); o.OK || o.Retry != algorithms.Unknown || o.Remaining != 0 {
 			t.Fatalf("with both leases held: %+v", o)
 		}
@@ -237,24 +236,50 @@ func TestLeasesOfTheDeadExpire(t *testing.T) {
 	}
 }
 
-// Many come and go, some while their lease is being renewed: in the end none is in flight.
+// Many come and go, some while their lease is being renewed: in the end none is in flight, long before any expires.
 func TestLeasesConcurrent(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})
-	l := exports(t, 1<<30, 30*time.Millisecond)
-	var wg sync.WaitGroup
+	l := exports(t, 1<<30, time.Hour)
+	var held sync.WaitGroup
 	for range 32 {
-		wg.Go(func() {
+		held.Go(func() {
 			for range 100 {
 				s.Hold(l, "k", ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}).Mark).Release()
 			}
 			late := s.Hold(l, "k", ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}).Mark)
-			for end := time.Now().Add(2 * l.Window); time.Now().Before(end); {
+			for range 100 {
 				ask1(t, s, algorithms.Charge{Key: "other", Limit: l, Cost: 1, Peek: true})
 			}
 			late.Release()
 		})
 	}
-	wg.Wait()
+	done := make(chan struct{})
+	renewed := 0
+	var renewing sync.WaitGroup
+	renewing.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			s.leases.mu.Lock()
+			for lease := range s.leases.held {
+				lease.taken = time.Time{} // as if its time had come
+			}
+			s.leases.mu.Unlock()
+			due := s.leases.due()
+			s.renew(due)
+			renewed += len(due)
+		}
+	})
+	held.Wait()
+	close(done)
+	renewing.Wait()
+	if renewed == 0 {
+		t.Error("no lease was renewed")
+	}
 	waitFor(t, "none is in flight", func() bool { return left(t, s, l, "k") == 1<<30 })
+	waitFor(t, "no key is left", func() bool { return server.Do("dbsize") == int64(0) })
 }

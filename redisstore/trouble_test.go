@@ -43,7 +43,7 @@ func offer(s *Store, l *algorithms.Limit, every time.Duration, stop chan struct{
 // A stopped process takes connections and never answers.
 func TestF39_F40_StoppedAndBack(t *testing.T) {
 	server, seen := redistest.Start(t), newChanges()
-	const timeout = 100 * time.Millisecond
+	const timeout = time.Second
 	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: timeout, OnState: seen.note})
 	l := perHour(t, "z", 1_000_000)
 	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
@@ -62,32 +62,28 @@ func TestF39_F40_StoppedAndBack(t *testing.T) {
 		for old := slowest.Load(); int64(took) > old && !slowest.CompareAndSwap(old, int64(took)); old = slowest.Load() {
 		}
 	})
-	seen.wait(t, KindTimeout, 5*time.Second)
-	time.Sleep(timeout + 50*time.Millisecond) // those who came before still wait for their time
-	most := 0
-	for range 30 { // the breaker is open: nobody waits any more
-		time.Sleep(20 * time.Millisecond)
+	seen.wait(t, KindTimeout, 10*time.Second)
+	waitFor(t, "those who came before to have waited their time", func() bool { return runtime.NumGoroutine() < before+60 })
+	most, slowOnes, dials := 0, slow.Load(), s.Stats().Dials
+	for end := time.Now().Add(3 * timeout); time.Now().Before(end); time.Sleep(20 * time.Millisecond) { // nobody waits any more
 		most = max(most, runtime.NumGoroutine())
 	}
-	slowOnes := slow.Load()
-	dials := s.Stats().Dials
-	time.Sleep(300 * time.Millisecond)
-	if more := slow.Load() - slowOnes; more > 5 {
+	if more := slow.Load() - slowOnes; more > 60 { // nearly 2000 if they waited
 		t.Errorf("%d slow requests while the breaker was open", more)
 	}
 	if more := s.Stats().Dials - dials; more > 10 {
-		t.Errorf("%d dials in 300 ms, want only those of the probe", more)
+		t.Errorf("%d dials, want only those of the probe", more)
 	}
-	if most > before+60 {
+	if most > before+300 { // 1000 if they waited
 		t.Errorf("%d goroutines, %d before", most, before)
 	}
 	server.Continue()
 	start := time.Now()
-	seen.wait(t, "", 2*time.Second)
-	t.Logf("back after %v; slowest %v; %d failed", time.Since(start), time.Duration(slowest.Load()), failed.Load())
+	seen.wait(t, "", 10*time.Second)
 	close(stop)
 	wg.Wait()
-	if late := time.Duration(slowest.Load()) - timeout; late > 100*time.Millisecond { // a busy machine's slack
+	t.Logf("back after %v; slowest %v; %d failed", time.Since(start), time.Duration(slowest.Load()), failed.Load())
+	if late := time.Duration(slowest.Load()) - timeout; late > 2*time.Second { // a busy machine's slack
 		t.Errorf("a decision took %v, the timeout is %v", time.Duration(slowest.Load()), timeout)
 	}
 	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
@@ -98,22 +94,42 @@ func TestF39_F40_StoppedAndBack(t *testing.T) {
 
 func TestF40_KilledAndBack(t *testing.T) {
 	server, seen := redistest.Start(t), newChanges()
-	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 100 * time.Millisecond, OnState: seen.note})
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: time.Second, OnState: seen.note})
 	l := perHour(t, "z", 1_000_000)
 	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
 	stop := make(chan struct{})
-	wg := offer(s, l, time.Millisecond, stop, func(time.Duration, error) {})
+	var answers atomic.Int64
+	wg := offer(s, l, time.Millisecond, stop, func(_ time.Duration, err error) {
+		if err == nil {
+			answers.Add(1)
+		}
+	})
 	server.Kill()
-	if k := <-seen.ch; k != KindRefused && k != KindReset {
-		t.Errorf("down by %q", k)
+	select {
+	case k := <-seen.ch:
+		if k != KindRefused && k != KindReset {
+			t.Errorf("down by %q", k)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("not down")
 	}
-	time.Sleep(3300 * time.Millisecond) // long enough for a backoff without bound to show
-	dials := s.Stats().Dials
-	server.Restart()
-	seen.wait(t, "", 2*time.Second)
-	time.Sleep(100 * time.Millisecond)
-	if more := s.Stats().Dials - dials; more > 12 {
-		t.Errorf("%d dials on the way back, want a few", more)
+	// That a return is seen soon shows in how often it is looked for: with a backoff without bound the tenth probe is after 50 s.
+	last, probes, start := s.lanes[0].open.Load(), 0, time.Now()
+	waitFor(t, "ten probes", func() bool {
+		if now := s.lanes[0].open.Load(); now != last { // each leaves what it failed on
+			last, probes = now, probes+1
+		}
+		return probes == 10
+	})
+	t.Logf("ten probes in %v", time.Since(start))
+	server.Launch()
+	dials, start := s.Stats().Dials, time.Now()
+	seen.wait(t, "", 20*time.Second)
+	t.Logf("back after %v", time.Since(start))
+	before := answers.Load()
+	waitFor(t, "Redis to decide", func() bool { return answers.Load() > before+100 })
+	if more, most := s.Stats().Dials-dials, 10+3*int64(time.Since(start)/time.Second); more > most {
+		t.Errorf("%d dials on the way back, want at most %d", more, most)
 	}
 	close(stop)
 	wg.Wait()
@@ -140,15 +156,13 @@ func TestF41_ReadOnlyIsWaitedOut(t *testing.T) {
 		t.Errorf("changes %q", seen.list())
 	}
 	server.Do("replicaof", "127.0.0.1", redistest.FreePort(t))
-	short := open(t, Options{Addrs: []string{server.Addr}, Timeout: 50 * time.Millisecond, OnState: seen.note})
+	short := open(t, Options{Addrs: []string{server.Addr}, Timeout: 500 * time.Millisecond, OnState: seen.note})
 	for range 3 {
 		_ = short.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
 	}
-	if k := <-seen.ch; k != KindReadOnly {
-		t.Errorf("down by %q, want %q", k, KindReadOnly)
-	}
+	seen.wait(t, KindReadOnly, 10*time.Second)
 	server.Do("replicaof", "no", "one")
-	seen.wait(t, "", 2*time.Second)
+	seen.wait(t, "", 10*time.Second)
 }
 
 func TestF41_SentinelFailover(t *testing.T) {
@@ -253,13 +267,13 @@ func TestFullServer(t *testing.T) {
 	for range 3 {
 		_ = s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
 	}
-	seen.wait(t, KindOOM, 2*time.Second)
+	seen.wait(t, KindOOM, 10*time.Second)
 	time.Sleep(200 * time.Millisecond) // probes write, so they see it too
 	if got := seen.list(); len(got) != 1 {
 		t.Errorf("changes %q, want one", got)
 	}
 	server.Do("config", "set", "maxmemory", "0")
-	seen.wait(t, "", 2*time.Second)
+	seen.wait(t, "", 10*time.Second)
 	if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); o.Remaining != 98 {
 		t.Errorf("%+v: a refused write was counted", o)
 	}
@@ -268,32 +282,28 @@ func TestFullServer(t *testing.T) {
 // Slow: answers come too late. The timeout holds, and Redis's return is seen.
 func TestSlowServer(t *testing.T) {
 	server, seen := redistest.Start(t, "--enable-debug-command", "local"), newChanges()
-	const timeout = 100 * time.Millisecond
+	const timeout = 500 * time.Millisecond
 	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: timeout, OnState: seen.note})
 	l := perHour(t, "z", 1_000_000)
 	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
 	slow := server.Client()
 	defer slow.Close()
 	slept := make(chan error, 1)
-	go func() { slept <- slow.Do(context.Background(), "debug", "sleep", 1).Err() }()
-	late, timeouts := time.Duration(0), 0
-	for start := time.Now(); time.Since(start) < 700*time.Millisecond; {
+	go func() { slept <- slow.Do(context.Background(), "debug", "sleep", 4).Err() }()
+	late := time.Duration(0)
+	for start := time.Now(); len(seen.list()) == 0 && time.Since(start) < 20*time.Second; {
 		asked := time.Now()
-		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+		_ = s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
 		late = max(late, time.Since(asked)-timeout)
-		if kindOf(err) == KindTimeout {
-			timeouts++
-		}
-		time.Sleep(time.Millisecond)
 	}
-	if late > 60*time.Millisecond || timeouts == 0 { // a busy machine's slack
-		t.Errorf("%v later than the timeout, %d timeouts", late, timeouts)
+	if late > 2*time.Second { // a busy machine's slack
+		t.Errorf("%v later than the timeout", late)
 	}
 	if err := <-slept; err != nil {
 		t.Fatal(err)
 	}
-	seen.wait(t, KindTimeout, time.Second)
-	seen.wait(t, "", 2*time.Second)
+	seen.wait(t, KindTimeout, time.Second) // it is there
+	seen.wait(t, "", 10*time.Second)
 }
 
 // A counter that a later version has written is neither read wrongly nor overwritten, and is no outage.
@@ -337,21 +347,21 @@ func TestClusterWithoutClusterMode(t *testing.T) {
 	for range 3 {
 		_ = s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: a, Cost: 1}, {Key: "k", Limit: b, Cost: 1}}, make([]algorithms.Outcome, 2))
 	}
-	seen.wait(t, KindCrossSlot, time.Second)
+	seen.wait(t, KindCrossSlot, 10*time.Second)
 }
 
 // A server that reads its data from disk answers LOADING; that is waited out, and named when it lasts.
 func TestLoadingIsWaitedOut(t *testing.T) {
 	server := redistest.Start(t, "--enable-debug-command", "local", "--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no")
 	l := perHour(t, "z", 10)
-	s := open(t, Options{Addrs: []string{server.Addr}})
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: time.Minute})
 	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
-	server.Do("debug", "populate", 700, "x", 200)
+	server.Do("debug", "populate", 3000, "x", 200)
 	server.Do("save")
 	server.Kill()
 	server.Launch()
 	seen := newChanges()
-	short := open(t, Options{Addrs: []string{server.Addr}, Timeout: 30 * time.Millisecond, OnState: seen.note, Prefix: s.options.Prefix})
+	short := open(t, Options{Addrs: []string{server.Addr}, Timeout: 200 * time.Millisecond, OnState: seen.note, Prefix: s.options.Prefix})
 	loading := false
 	waitFor(t, "a LOADING answer", func() bool {
 		err := short.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 0}}, make([]algorithms.Outcome, 1))

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -62,12 +63,19 @@ func start(t testing.TB, kind string, dial redis.Options, args ...string) *Serve
 	return s
 }
 
+// given are the ports that this process was told are free, some of which are meant to stay so.
+var given sync.Map
+
 // FreePort returns a loopback port that is free for TCP and UDP. It is below those that the system gives to outgoing
 // connections, or one of them could take it before its server listens, and a random one, since tests run in several processes.
+// No port is given twice.
 func FreePort(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
 		port := strconv.Itoa(10_000 + rand.IntN(22_000))
+		if _, twice := given.LoadOrStore(port, nil); twice {
+			continue
+		}
 		l, err := net.Listen("tcp", "127.0.0.1:"+port)
 		if err != nil {
 			continue
@@ -86,7 +94,7 @@ func FreePort(t testing.TB) string {
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Launch()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for {
 		err := s.ping()
 		if err == nil {
@@ -135,7 +143,7 @@ func (s *Server) ping() error {
 // Client returns a new connection to the server.
 func (s *Server) Client() *redis.Client {
 	o := s.dial
-	o.Addr, o.MaxRetries, o.DialerRetries, o.DialTimeout = s.Addr, -1, 1, time.Second
+	o.Addr, o.MaxRetries, o.DialerRetries, o.DialTimeout, o.ReadTimeout = s.Addr, -1, 1, 10*time.Second, 10*time.Second
 	o.Protocol = 2
 	return redis.NewClient(&o)
 }
@@ -206,13 +214,14 @@ func (s *Server) CPU() time.Duration {
 	return total
 }
 
-// StartSentinel runs a sentinel that watches master under the given name and fails over fast.
+// StartSentinel runs a sentinel that watches master under the given name and fails over as fast as it may without taking a busy
+// machine for a dead master.
 func StartSentinel(t testing.TB, name string, master *Server) *Server {
 	t.Helper()
 	s := start(t, "redis-sentinel", redis.Options{}, "{dir}/sentinel.conf",
 		"port {port}\nbind 127.0.0.1\ndir {dir}\n"+
 			"sentinel monitor "+name+" 127.0.0.1 "+master.Port+" 1\n"+
-			"sentinel down-after-milliseconds "+name+" 300\nsentinel failover-timeout "+name+" 3000\n")
+			"sentinel down-after-milliseconds "+name+" 2000\nsentinel failover-timeout "+name+" 3000\n")
 	return s
 }
 
@@ -228,7 +237,7 @@ func StartCluster(t testing.TB, n int) []*Server {
 			nodes[i].Do("cluster", "meet", "127.0.0.1", nodes[0].Port, bus[0])
 		}
 	}
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(60 * time.Second)
 	for _, s := range nodes {
 		for {
 			info, _ := s.Do("cluster", "info").(string)
