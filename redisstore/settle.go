@@ -32,6 +32,7 @@ type settlements struct {
 	applying sync.Mutex // one call after the other, so that what waits is merged, and Close waits for the last
 	mu       sync.Mutex
 	pending  map[settlement]algorithms.Charge
+	taken    int // how many are being settled, and may come back
 	wake     chan struct{}
 	running  bool
 }
@@ -71,17 +72,19 @@ func (u *settlements) add(c algorithms.Charge) bool {
 	id := settlement{space: c.Limit.Space, key: c.Key, mark: c.Mark, force: c.Force}
 	if waiting, ok := u.pending[id]; ok {
 		c.Cost += waiting.Cost // of opposite signs or far below any bound
-	} else if len(u.pending) >= maxUnsettled {
+	} else if len(u.pending)+u.taken >= maxUnsettled {
 		return false
 	}
 	u.pending[id] = c
 	return true
 }
 
-// take removes what waits: units in flight, and all else.
+// take removes what waits: units in flight, and all else. All of it, so that what is in flight waits for what came with it
+// and not for what keeps coming.
 func (u *settlements) take() (others, inFlight []algorithms.Charge) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.taken = len(u.pending)
 	for _, c := range u.pending {
 		if c.Limit.Algorithm == algorithms.Concurrency {
 			inFlight = append(inFlight, c)
@@ -116,6 +119,9 @@ func (s *Store) settleAll(ctx context.Context) bool {
 	others, inFlight := s.unsettled.take()
 	again := s.settle(ctx, others)
 	again = append(again, s.settle(ctx, inFlight)...)
+	s.unsettled.mu.Lock()
+	s.unsettled.taken = 0
+	s.unsettled.mu.Unlock()
 	s.Settle(again...)
 	return len(again) == 0
 }
