@@ -589,3 +589,18 @@ func TestSecretsAreNotShown(t *testing.T) {
 		}
 	}
 }
+
+// A cost that is within the limit and above the share passes again when the store is back, and not never.
+func TestCostAboveTheShare(t *testing.T) {
+	site := "zone z 10/1m {\n cost {header.X-Cost}\n}"
+	s := serve(t, strings.Replace(sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 300ms", site), "\trate_limit {\n", "\trate_limit {\n\t\tfleet_size 4\n", 1))
+	for cost, want := range map[string]int{"5": 2, "10": 2, "11": -1} {
+		if a := s.refused("/", "X-Cost", cost); s.wait(a) != want || a.left("z") != 2 {
+			t.Errorf("cost %s: want Retry-After %d: %v", cost, want, a.Header)
+		}
+	}
+	s.pass(1, "/", "X-Cost", "1")
+	if a := s.refused("/", "X-Cost", "5"); s.wait(a) < 50 { // never earlier than t
+		t.Error(a.Header)
+	}
+}

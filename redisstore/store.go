@@ -57,7 +57,7 @@ func New(o Options) (*Store, error) {
 	s := &Store{
 		options: o, names: namer{prefix: o.Prefix}, script: newScript(prologue + body), announce: newScript(fleetScript),
 		refused: newRefusals(o.RefusedKeys), errors: map[Kind]int64{}, downs: map[*lane]bool{},
-		unsettled: settlements{pending: map[settlement]owed{}, wake: make(chan struct{}, 1)},
+		unsettled: settlements{pending: map[settlement]algorithms.Charge{}, wake: make(chan struct{}, 1)},
 		leases:    leases{held: map[*Lease]struct{}{}, wake: make(chan struct{}, 1)},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
