@@ -72,7 +72,7 @@ func TestForbiddenSettlementIsDropped(t *testing.T) {
 // While a cause is waited out, the last attempt may be executed although nobody hears of it.
 func TestLastAttemptMayHaveBeenExecuted(t *testing.T) {
 	server := redistest.Start(t)
-	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 2 * time.Second})
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 4 * time.Second})
 	charge := algorithms.Charge{Key: "k", Limit: perHour(t, "z", 10), Cost: 1}
 	ask1(t, s, charge)
 	server.Do("replicaof", "127.0.0.1", redistest.FreePort(t))

@@ -314,4 +314,8 @@ func TestCallersGoAway(t *testing.T) {
 	if kinds[KindTimeout] > 0 {
 		t.Error(fmt.Sprint(kinds))
 	}
+	// To leave is no failure of the store, to find it full is one.
+	if st := s.Stats(); st.Errors[KindOverload] != int64(kinds[KindOverload]) || st.Errors[KindCanceled] > 0 {
+		t.Errorf("counted %v, told %v", st.Errors, kinds)
+	}
 }
