@@ -5,7 +5,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"sync"
@@ -48,6 +47,7 @@ type settlements struct {
 	pending  map[settlement]owed
 	wake     chan struct{}
 	running  bool
+	closed   bool
 }
 
 // Settle applies charges in the background; each must be one that cannot be refused: below zero, or forced. Keys are kept
@@ -80,10 +80,6 @@ func (s *Store) settle(list []owed) {
 	if len(list) == 0 { // nothing to wake up for
 		return
 	}
-	if s.ctx.Err() != nil { // closed
-		s.dropped(list...)
-		return
-	}
 	var dropped []owed
 	s.unsettled.mu.Lock()
 	for _, o := range list {
@@ -109,7 +105,7 @@ func (u *settlements) add(o owed) bool {
 	if waiting, ok := u.pending[id]; ok {
 		o.Cost += waiting.Cost // of opposite signs or far below any bound
 		o.then = append(waiting.then, o.then...)
-	} else if len(u.pending) >= maxUnsettled {
+	} else if u.closed || len(u.pending) >= maxUnsettled {
 		return false
 	}
 	u.pending[id] = o
@@ -162,12 +158,12 @@ func (s *Store) settleAll(ctx context.Context) bool {
 		for i, o := range list {
 			charges[i] = o.Charge
 		}
-		for i, err := range s.applyEach(ctx, 1, charges[:len(list)], out[:len(list)]) {
-			var failure *Error
+		deadline := time.Now().Add(s.options.Timeout)
+		for i, err := range s.applyEach(ctx, deadline, charges[:len(list)], out[:len(list)]) {
 			switch {
 			case err == nil:
 				list[i].done()
-			case errors.As(err, &failure) && (failure.Open || !perhapsExecuted(failure.Kind)):
+			case unapplied(err):
 				again = append(again, list[i])
 			default: // Redis may have taken it: to try again could count it twice
 				s.dropped(list[i])
@@ -184,7 +180,12 @@ func (s *Store) settleRest() {
 	defer cancel()
 	for !s.settleAll(ctx) && sleep(ctx, settlePause) {
 	}
+}
+
+// closeSettling drops, counted, what is left and all that still comes.
+func (s *Store) closeSettling() {
 	s.unsettled.mu.Lock()
+	s.unsettled.closed = true
 	left := slices.Collect(maps.Values(s.unsettled.pending))
 	clear(s.unsettled.pending)
 	s.unsettled.mu.Unlock()
