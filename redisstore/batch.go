@@ -36,9 +36,10 @@ func (b *batch) hash() {
 	scratches.Put(scratch)
 }
 
-// knownRefused answers the batch if one of its charges is known to be refused.
+// knownRefused answers the batch if one of its charges is known to be refused. Units in flight that are only counted, as a
+// dry run, somebody wants to know, unless the key is banned.
 func (b *batch) knownRefused() bool {
-	refused := false
+	refused, banned, counted := false, false, false
 	now := time.Now()
 	for i := range b.charges {
 		c := &b.charges[i]
@@ -46,14 +47,15 @@ func (b *batch) knownRefused() bool {
 			return false // somebody wants to know
 		}
 		b.out[i] = algorithms.Unasked
+		counted = counted || c.DryRun && c.Limit.Algorithm == algorithms.Concurrency
 		if !refuses(c) || b.shared(i) {
 			continue
 		}
 		if o, ok := b.store.refused.answer(b.digests[i], c, now); ok {
-			b.out[i], refused = o, true
+			b.out[i], refused, banned = o, true, banned || c.Check
 		}
 	}
-	return refused
+	return refused && (banned || !counted)
 }
 
 // shared reports whether another charge of the batch is on the same counter: then they are decided on their sum.
@@ -247,7 +249,7 @@ func (b *batch) giveBack(split []*part, deadline time.Time, wait bool) {
 		} else if unapplied(err) {
 			b.store.Settle(undo[i])
 		} else {
-			b.store.dropped(owed{Charge: undo[i]})
+			b.store.dropped(1)
 		}
 	}
 }
