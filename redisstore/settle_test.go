@@ -44,10 +44,12 @@ func TestSettlementsAreMergedAndExact(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	looks := 0
 	waitFor(t, "all is settled", func() bool {
+		looks++
 		return left(t, s, window, "k") == 1000 && left(t, s, l, "k0")+left(t, s, l, "k1")+left(t, s, l, "k2") == 3_000_000-10_000
 	})
-	if calls := server.Calls("evalsha") - before; calls > 2000 {
+	if calls := server.Calls("evalsha") - before; calls > 2000+4*looks {
 		t.Errorf("%d calls for 10,100 settlements: they are not merged", calls)
 	}
 }
