@@ -256,6 +256,17 @@ func checkEvents(t *testing.T, kind string, back bool) {
 	}
 }
 
+// F45: what is done without on_store_error is local, never allow. The JSON that the Caddyfile becomes leaves it out too.
+func TestF45OnStoreErrorLeftOut(t *testing.T) {
+	config := sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 300ms", "zone z 2/1h")
+	if adapted, err := adapt(config); err != nil || strings.Contains(string(adapted), "on_store_error") {
+		t.Fatal(string(adapted), err)
+	}
+	s := serve(t, config)
+	s.pass(2, "/")
+	s.refused("/")
+}
+
 // Of several servers each one's outage and return is told, with how many are down.
 func TestEachServerIsTold(t *testing.T) {
 	events()
@@ -291,17 +302,6 @@ func TestEachServerIsTold(t *testing.T) {
 			t.Errorf("event %d: %s %v", i, e.Name(), e.Data)
 		}
 	}
-}
-
-// F45: what is done without on_store_error is local, never allow. The JSON that the Caddyfile becomes leaves it out too.
-func TestF45OnStoreErrorLeftOut(t *testing.T) {
-	config := sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 300ms", "zone z 2/1h")
-	if adapted, err := adapt(config); err != nil || strings.Contains(string(adapted), "on_store_error") {
-		t.Fatal(string(adapted), err)
-	}
-	s := serve(t, config)
-	s.pass(2, "/")
-	s.refused("/")
 }
 
 // What local zones took is given back when the shared store is down and a zone denies.
@@ -587,5 +587,20 @@ func TestSecretsAreNotShown(t *testing.T) {
 		if err == nil || strings.Contains(err.Error(), secretOf) && name != "db" {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// A cost that is within the limit and above the share passes again when the store is back, and not never.
+func TestCostAboveTheShare(t *testing.T) {
+	site := "zone z 10/1m {\n cost {header.X-Cost}\n}"
+	s := serve(t, strings.Replace(sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 300ms", site), "\trate_limit {\n", "\trate_limit {\n\t\tfleet_size 4\n", 1))
+	for cost, want := range map[string]int{"5": 2, "10": 2, "11": -1} {
+		if a := s.refused("/", "X-Cost", cost); s.wait(a) != want || a.left("z") != 2 {
+			t.Errorf("cost %s: want Retry-After %d: %v", cost, want, a.Header)
+		}
+	}
+	s.pass(1, "/", "X-Cost", "1")
+	if a := s.refused("/", "X-Cost", "5"); s.wait(a) < 50 { // never earlier than t
+		t.Error(a.Header)
 	}
 }
