@@ -50,21 +50,29 @@ type App struct {
 type zone struct {
 	first    *caddyfile.Rule
 	counters *memstore.Zone
-	strikes  *memstore.Zone   // what earns a ban; nil when no rule bans
-	opened   []*memstore.Zone // these and all others that the zone needs
+	strikes  *memstore.Zone            // what earns a ban; nil when no rule bans
+	opened   map[string]*memstore.Zone // these and all others that the zone needs
 	rules    int
 	units    int64 // what the rules take at least, together, from a request that meets all of them
 }
 
-// open acquires counters in this process until the config ends.
+// open acquires counters in this process, once, until the config ends.
 func (z *zone) open(name string) *memstore.Zone {
-	counters := local.Open(name)
-	z.opened = append(z.opened, counters)
-	return counters
+	if z.opened[name] == nil {
+		z.opened[name] = local.Open(name)
+	}
+	return z.opened[name]
 }
 
-// severalRules reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
-func (z *zone) severalRules() bool { return z.rules > 1 }
+// openBan acquires what a rule's ban needs, which may be more than another's.
+func (z *zone) openBan(b *caddyfile.Ban) {
+	z.strikes = z.open(b.Strikes.Space.Zone)
+	for _, limit := range []*algorithms.Limit{b.Bans, b.Ladder, b.Pending} {
+		if limit != nil {
+			z.open(limit.Space.Zone)
+		}
+	}
+}
 
 // CaddyModule returns the Caddy module information.
 func (*App) CaddyModule() caddy.ModuleInfo {
@@ -140,19 +148,13 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	}
 	z := a.zones[r.Zone]
 	if z == nil {
-		z = &zone{first: r}
+		z = &zone{first: r, opened: make(map[string]*memstore.Zone)}
 		z.counters = z.open(r.Zone)
 		z.open(shareZone(r.Zone))
 		a.zones[r.Zone] = z
 	}
-	if b := r.Ban; b != nil && z.strikes == nil {
-		z.strikes = z.open(b.Strikes.Space.Zone)
-		z.open(b.Bans.Space.Zone)
-		for _, more := range []*algorithms.Limit{b.Ladder, b.Pending} {
-			if more != nil {
-				z.open(more.Space.Zone)
-			}
-		}
+	if r.Ban != nil {
+		z.openBan(r.Ban)
 	}
 	if was, is := z.first.Settings(), r.Settings(); was != is {
 		return nil, fmt.Errorf("zone %q is %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
@@ -181,11 +183,17 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	return z, nil
 }
 
-// started holds the spaces of the zones in the config that was started last.
+// spaces are those of the zones of a config that was started.
+type spaces struct {
+	app    *App // nil: no config
+	byZone map[string][]algorithms.Space
+}
+
+// started is the config that was started last, and the one before it until that is cleaned up: if the newer
+// fails to start, the older goes on.
 var started struct {
 	sync.Mutex
-	app    *App
-	spaces map[string][]algorithms.Space
+	last, before spaces
 }
 
 // sayFreshStarts warns of zones that were there before and get new counters, because their algorithm or window changed. It is
@@ -193,12 +201,12 @@ var started struct {
 func (a *App) sayFreshStarts() {
 	started.Lock()
 	defer started.Unlock()
-	before := started.spaces
-	started.app, started.spaces = a, make(map[string][]algorithms.Space)
+	before, now := started.last, spaces{a, make(map[string][]algorithms.Space)}
+	started.before, started.last = before, now
 	for _, z := range a.open() {
 		for limit := range z.first.AllLimits() {
-			started.spaces[z.first.Zone] = append(started.spaces[z.first.Zone], limit.Space)
-			if known := before[z.first.Zone]; known != nil && !slices.Contains(known, limit.Space) {
+			now.byZone[z.first.Zone] = append(now.byZone[z.first.Zone], limit.Space)
+			if known := before.byZone[z.first.Zone]; known != nil && !slices.Contains(known, limit.Space) {
 				if limit.Algorithm == algorithms.Concurrency {
 					a.logger.Warn("requests in flight are counted afresh, because store, or in Redis lease, changed", zap.String("zone", z.first.Zone))
 					continue
@@ -208,6 +216,18 @@ func (a *App) sayFreshStarts() {
 					zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it"))
 			}
 		}
+	}
+}
+
+// forgetStart undoes sayFreshStarts when the config ends, or has failed to start.
+func (a *App) forgetStart() {
+	started.Lock()
+	defer started.Unlock()
+	switch a {
+	case started.last.app:
+		started.last, started.before = started.before, spaces{}
+	case started.before.app:
+		started.before = spaces{}
 	}
 }
 
@@ -272,11 +292,7 @@ func (a *App) Stop() error {
 
 // Cleanup releases the zones. The counters stay if another config has them open, as at a reload.
 func (a *App) Cleanup() error {
-	started.Lock()
-	if started.app == a { // no config came after it
-		started.app, started.spaces = nil, nil
-	}
-	started.Unlock()
+	a.forgetStart()
 	for _, z := range a.open() {
 		for _, counters := range z.opened {
 			counters.Close()

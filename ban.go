@@ -5,6 +5,7 @@ package sluice
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -12,8 +13,11 @@ import (
 	"github.com/caddy-sluice/sluice/telemetry"
 )
 
-// ban is the index of a rule's ban among the charges of an asked rule: it stands before its limits.
-const ban = -1
+// Indices among the charges of an asked rule, before those of its limits.
+const (
+	ban     = -1 // asks whether the key is banned
+	pending = -2 // counts the requests whose units may yet be given back
+)
 
 // punishRefusals counts the refusals of the question's rules, and shows the bans that they earn as if they had been there.
 func (h *Handler) punishRefusals(q *question) {
@@ -22,13 +26,21 @@ func (h *Handler) punishRefusals(q *question) {
 		if !a.asksBan || a.banned() {
 			continue
 		}
-		if _, refused := a.refusedBy(); !refused || a.pending || a.rule.pending(a.key) {
-			continue
+		if _, refused := a.refusedBy(); !refused || a.pending() > 0 {
+			continue // it is not known yet whether that is deserved
 		}
 		if rest := h.punish(q.r, a.rule, a.key, a.batch == &q.shared); rest > 0 {
 			*a.outcome(ban) = algorithms.Outcome{Retry: rest, Next: rest}
 		}
 	}
+}
+
+// pending is how many requests had units of the key at the moment of the decision that they may yet give back.
+func (a *asked) pending() int64 {
+	if !a.reserves {
+		return 0
+	}
+	return a.charge(pending).Limit.Quota - a.outcome(pending).Remaining
 }
 
 // punish counts a strike against the key, and bans it if it was the last one that it had. It returns how long the ban lasts,
@@ -53,30 +65,10 @@ func (h *Handler) punish(r *http.Request, rule *rule, key string, shared bool) t
 	}
 	if step >= 0 {
 		rule.metrics.CountBan()
+		key = strings.Clone(key) // subscribers may keep it
 		h.reporter.Banned(r, telemetry.Ban{Zone: rule.Zone, Key: key, Text: caddyfile.Text, Duration: rest, Step: step + 1})
 	}
 	return rest
-}
-
-// pending reports whether a unit of the key may yet be given back: then it is not known whether a refusal was deserved.
-func (r *rule) pending(key string) bool {
-	if r.Ban.Pending == nil {
-		return false
-	}
-	look, out := [1]algorithms.Charge{{Key: key, Limit: r.Ban.Pending, Peek: true}}, [1]algorithms.Outcome{}
-	_ = local.Apply(context.Background(), look[:], out[:])
-	return out[0].Remaining < r.Ban.Pending.Quota
-}
-
-// reserve notes that units of the key are pending, and returns how to note that they no longer are.
-func (r *rule) reserve(key string) (done func()) {
-	var out [1]algorithms.Outcome
-	_ = local.Apply(context.Background(), []algorithms.Charge{{Key: key, Limit: r.Ban.Pending, Cost: 1}}, out[:])
-	if !out[0].OK {
-		return func() {}
-	}
-	back := []algorithms.Charge{{Key: key, Limit: r.Ban.Pending, Cost: -1, Mark: out[0].Mark}}
-	return func() { _ = local.Apply(context.Background(), back, make([]algorithms.Outcome, 1)) }
 }
 
 // keepHere notes that a ban of that length is known to this process only, if that is for want of the shared store.

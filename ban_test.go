@@ -226,33 +226,6 @@ func TestBanOfFailedLogins(t *testing.T) {
 	})
 }
 
-// A page with many parts is loaded with the right password: what is refused while others are under way may not have been
-// refused once they are answered, and is no strike.
-func TestNoBanWhileAnswersAreAwaited(t *testing.T) {
-	events()
-	onStores(t, func(t *testing.T, st *stage) {
-		up := hold(t)
-		s := serve(t, st.zones(failing("ban 1h after 5/15m"), up.dial))
-		for range 4 {
-			under := make([]*http.Response, 5)
-			for i := range under {
-				under[i] = s.begin("X-User", "ann")
-			}
-			s.refusedOnly(20, "/", "X-User", "ann")
-			for range under {
-				up.end <- struct{}{}
-			}
-			for _, resp := range under {
-				resp.Body.Close()
-			}
-			s.admits("/", "X-User", "ann")
-		}
-		if n := len(bans()); n != 0 {
-			t.Errorf("%d bans for 24 right passwords", n)
-		}
-	})
-}
-
 // A thousand guesses at once earn one ban.
 func TestConcurrentGuessesEarnOneBan(t *testing.T) {
 	events()
@@ -296,4 +269,38 @@ func TestNoBanWithoutRefusal(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The key in an event stays what it was: subscribers may keep it.
+func TestBanEventKeepsItsKey(t *testing.T) {
+	events()
+	s := serve(t, new(stage).config("rate_limit {\nlog_key\nzone b 1/1h {\n key {header.X-User}\n ban 1m after 1/10m\n}\n}\nrespond ok"))
+	s.pass(1, "/", "X-User", "ann who is banned")
+	s.refused("/", "X-User", "ann who is banned")
+	for range 100 {
+		s.get("/", "X-User", "bob who is nobody")
+	}
+	got := bans()
+	if len(got) != 2 || got[0].Data["key"] != "ann who is banned" || got[1].Data["key"] != "bob who is nobody" {
+		t.Error(got)
+	}
+}
+
+// What only a later rule of the zone needs for its bans lives as long as the zone, and no longer.
+func TestBansOfTwoRulesOneZone(t *testing.T) {
+	c := useClock(t)
+	site := func(path, bans string) string {
+		return "rate_limit {\nzone b 1/1s {\n match {\n path " + path + "\n }\n key everyone\n ban " + bans + " after 1/10m\n}\n}\n"
+	}
+	config := ":80 {\nroute {\n" + site("/first", "1m") + site("/second", "1m 10m") + "respond ok\n}\n}"
+	s := serve(t, config)
+	for _, seconds := range []int{60, 600} {
+		s.pass(1, "/second")
+		s.banned("b", seconds, "/second")
+		c.add(time.Duration(seconds) * time.Second)
+	}
+	s.mustLoad(":80 {\nrespond ok\n}")
+	s.mustLoad(config)
+	s.pass(1, "/second")
+	s.banned("b", 60, "/second")
 }

@@ -137,17 +137,13 @@ func TestConcurrentGuesses(t *testing.T) {
 // Units that are held by requests under way are a reason to refuse, but not for longer than they are held.
 func TestGivenBackUnitsAreFree(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
-		up := hold(t)
+		up := undecide(t)
 		s := serve(t, st.zones(failing(""), up.dial))
-		for range 5 {
-			s.begin()
-		}
+		answer := up.await(s, 5)
 		for range 3 {
 			s.refused("/")
 		}
-		for range 5 {
-			up.end <- struct{}{}
-		}
+		answer(200)
 		s.admits("/") // they were no failures
 	})
 }

@@ -58,20 +58,21 @@ func (b *batch) giveBack(ctx context.Context) {
 	if len(b.charges) == 0 {
 		return
 	}
-	if b.wait != nil {
-		b.wait.Leave()
-	}
 	marks := make([]algorithms.Outcome, len(b.outcomes))
 	back := make([]algorithms.Charge, 0, len(b.charges))
 	for i, c := range b.charges {
-		// A dry run that refused has taken nothing, nor has who asks; who waited has left the room.
+		// A dry run that refused has taken nothing, nor has who asks; who has a slot leaves the room.
 		if b.outcomes[i].OK && !c.Check && (b.wait == nil || b.outcomes[i].Delay == 0 || c.DryRun) {
-			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: b.outcomes[i].Mark})
+			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: b.outcomes[i].Mark, Force: true})
 		} else {
 			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit})
 		}
 	}
-	_ = local.Apply(ctx, back, marks)
+	if b.queued {
+		room.GiveBack(b.wait, back, marks)
+	} else {
+		_ = local.Apply(ctx, back, marks)
+	}
 	for i := range marks {
 		b.outcomes[i].Remaining, b.outcomes[i].Next = marks[i].Remaining, marks[i].Next
 	}
@@ -93,6 +94,7 @@ func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
 			a.denied = a.enforced
 			denied = denied || a.denied
 		case caddyfile.OnStoreErrorAllow:
+			a.allowed = true
 			h.app.redis.unlimited.Add(1)
 		default:
 			a.takeShare(&q.share, shares.limits[a.plan])
@@ -104,11 +106,33 @@ func (h *Handler) fallBack(ctx context.Context, q *question) (denied bool) {
 	}
 	q.fields = shares.fields
 	q.share.apply(ctx)
+	for i := range q.asked {
+		if a := &q.asked[i]; a.batch == &q.share {
+			a.untilStoreIsBack()
+		}
+	}
 	return false
+}
+
+// untilStoreIsBack corrects the wait for what is more than the share ever holds, but not more than the limit: that passes again
+// when the shared store decides it.
+func (a *asked) untilStoreIsBack() {
+	for i, limit := range a.plan.Limits {
+		c, o := a.charge(i), a.outcome(i)
+		if o.Retry == algorithms.Never && c.Cost <= limit.Capacity-c.Held {
+			o.Retry = storeBack
+			if o.Next != algorithms.Never { // clients are told no wait that is shorter than that
+				o.Retry = max(storeBack, o.Next)
+			}
+		}
+	}
 }
 
 // takeShare moves a rule's charges to the batch of shares, with this instance's part of each limit.
 func (a *asked) takeShare(to *batch, limits []*algorithms.Limit) {
+	if a.reserves {
+		to.add(*a.charge(pending))
+	}
 	if a.asksBan {
 		to.add(*a.charge(ban))
 	}
@@ -135,21 +159,28 @@ func (h *Handler) currentShares() *shares {
 		return s
 	}
 	s := &shares{fleet: fleet, limits: make(map[*plan][]*algorithms.Limit)}
-	s.fields = h.describe(func(r *rule, p *plan) []*algorithms.Limit {
-		if r.redis == nil || r.OnStoreError != caddyfile.OnStoreErrorLocal {
-			return p.Limits
+	for _, r := range h.rules {
+		for _, p := range r.plans {
+			s.limits[p] = p.Limits
+			if r.redis != nil && r.OnStoreError == caddyfile.OnStoreErrorLocal {
+				s.limits[p] = shareAll(p.Limits, fleet)
+			}
 		}
-		for _, limit := range p.Limits {
-			s.limits[p] = append(s.limits[p], share(limit, fleet))
-		}
-		return s.limits[p]
-	})
+	}
+	s.fields = h.describe(func(p *plan) []*algorithms.Limit { return s.limits[p] })
 	h.shares.Store(s)
 	return s
 }
 
 // shareZone is where the shares of a zone are counted. No configured name can be this one.
 func shareZone(zone string) string { return zone + " (share)" }
+
+func shareAll(limits []*algorithms.Limit, fleet int) (parts []*algorithms.Limit) {
+	for _, limit := range limits {
+		parts = append(parts, share(limit, fleet))
+	}
+	return parts
+}
 
 // share is one instance's part of a limit: at least 1, so that the sum over the fleet may reach the fleet's size.
 func share(limit *algorithms.Limit, fleet int) *algorithms.Limit {

@@ -65,10 +65,7 @@ type rule struct {
 	standIn *telemetry.Zone // counts what happens while the shared store is down
 	plans   []*plan
 	badCost atomic.Bool // a cost that is no number was logged
-	// ahead is what rules of later handlers, at a fixed cost, were seen to take from the same counter on the same request. Only requests
-	// tell, since which handlers a request meets depends on routes. A refused request never gets to those
-	// handlers, and must yet be told a wait that is long enough for them too.
-	ahead atomic.Int64
+	ahead   atomic.Pointer[[]ahead]
 }
 
 // plan is a compiled plan with what clients are told of it.
@@ -122,7 +119,9 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 		h.later, h.bans = h.later || r.later, h.bans || r.Ban != nil
 		for _, p := range compiled.Plans {
 			r.plans = append(r.plans, &plan{Plan: p, policy: policies})
-			policies += len(p.Limits)
+			if !r.DryRun {
+				policies += len(p.Limits)
+			}
 		}
 		h.rules = append(h.rules, r)
 		if h.settings.DisableMetrics {
@@ -132,7 +131,7 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 			return fmt.Errorf("registering metrics of zone %s: %w", r.Zone, err)
 		}
 	}
-	h.fields = h.describe(func(_ *rule, p *plan) []*algorithms.Limit { return p.Limits })
+	h.fields = h.describe(func(p *plan) []*algorithms.Limit { return p.Limits })
 	return nil
 }
 
@@ -155,12 +154,15 @@ func (r *rule) openMetrics(registry *prometheus.Registry) (err error) {
 	return err
 }
 
-// describe prepares what clients are told of each plan, by the limits that hold for it.
-func (h *Handler) describe(limits func(*rule, *plan) []*algorithms.Limit) *fields.Set {
+// describe prepares what clients are told of each plan, by the limits that hold for it. Of dry runs they are told nothing.
+func (h *Handler) describe(limits func(*plan) []*algorithms.Limit) *fields.Set {
 	var policies []fields.Policy
 	for _, r := range h.rules {
+		if r.DryRun {
+			continue
+		}
 		for _, p := range r.plans {
-			for i, limit := range limits(r, p) {
+			for i, limit := range limits(p) {
 				policies = append(policies, fields.NewPolicy(p.Names[i], limit))
 			}
 		}
@@ -254,7 +256,11 @@ func (h *Handler) ask(q *question) error {
 
 // meets returns the plan and the key under which the request meets the rule; ok is false if the rule does not limit it.
 func (q *question) meets(r *rule) (p *plan, key string, ok bool, err error) {
-	if applies, err := r.applies(q.r); !applies || err != nil {
+	limits, exempt, err := r.about(q.r)
+	if exempt {
+		r.metrics.Count(telemetry.Exempt, 0)
+	}
+	if !limits || err != nil {
 		return nil, "", false, err
 	}
 	p = r.plans[r.PlanOf(q.r)]
@@ -266,17 +272,14 @@ func (q *question) meets(r *rule) (p *plan, key string, ok bool, err error) {
 	return p, key, ok, err
 }
 
-// applies reports whether the rule is about the request, and counts it if it is exempt.
-func (r *rule) applies(req *http.Request) (bool, error) {
+// about reports whether the rule limits the request, or would if it were not exempt.
+func (r *rule) about(req *http.Request) (limits, exempt bool, err error) {
 	matches, err := r.Match.AnyMatchWithError(req)
 	if err != nil || !matches || len(r.Exempt) == 0 {
-		return matches, err
+		return matches, false, err
 	}
-	exempt, err := r.Exempt.AnyMatchWithError(req)
-	if exempt {
-		r.metrics.Count(telemetry.Exempt, 0)
-	}
-	return !exempt, err
+	exempt, err = r.Exempt.AnyMatchWithError(req)
+	return !exempt, exempt, err
 }
 
 // cost is what the request takes from the rule's counters.
@@ -302,9 +305,7 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 		if !a.enforced {
 			continue
 		}
-		if a.again {
-			fields.Retract(w.Header(), a.plan.Names...)
-		}
+		a.retract(w.Header(), q.record)
 		for i := range a.plan.Limits {
 			told := fields.Applied{Policy: a.plan.policy + i}
 			if o := a.told(i); o.Asked() {
@@ -320,12 +321,15 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 	q.fields.Write(w.Header(), &q.record.scratch, q.applied, now)
 }
 
-// count adds the decision to the metrics, and reports what dry runs would have refused.
+// count adds the decision to the metrics of the rules that were asked, and reports what dry runs would have refused.
 func (h *Handler) count(q *question, passed bool, took time.Duration) {
 	for n := range q.asked {
 		a := &q.asked[n]
 		limit, refused := a.refusedBy()
 		refused = refused || a.denied
+		if !refused && !a.outcome(0).Asked() && !a.allowed {
+			continue // nobody knows what it would have said
+		}
 		result := resultOf(!refused, passed && a.delay() > 0, a.enforced)
 		a.metrics.Count(result, took)
 		if result == telemetry.RefusedDryRun {

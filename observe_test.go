@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
+
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
 // checkMetrics reads an exposition as Prometheus does.
@@ -291,5 +293,22 @@ func TestLogOfOddKeys(t *testing.T) {
 	}
 	if keys != 6 {
 		t.Errorf("%d keys of 6", keys)
+	}
+}
+
+// A zone that was not asked has decided nothing.
+func TestUnaskedZonesAreNotCounted(t *testing.T) {
+	redis := redistest.Start(t)
+	s := serve(t, sharing(redis.Addr, patient, "zone mine 1/1h {\n store local\n}\nzone ours 5/1h\nzone dry 5/1h {\n dry_run\n}"))
+	s.pass(1, "/")
+	for range 20 {
+		s.refused("/")
+	}
+	for zone, want := range map[string][4]int{"mine": {1, 20, 0, 0}, "ours": {1, 0, 0, 0}, "dry": {0, 0, 1, 0}} {
+		for i, result := range []string{"passed", "rejected", "passed_dry_run", "rejected_dry_run"} {
+			if got := s.decided(zone, result); got != want[i] {
+				t.Errorf("%s: %d %s, want %d", zone, got, result, want[i])
+			}
+		}
 	}
 }

@@ -284,3 +284,33 @@ func TestF50ChangedWindowStartsAfresh(t *testing.T) {
 		t.Errorf("%d log lines", n)
 	}
 }
+
+// Nor does a config that fails to start lose what the running one has: the next one is compared with that.
+func TestFreshStartAfterAFailedStart(t *testing.T) {
+	config := func(window string) string { return ":80 {\nrate_limit {\nzone z 5/" + window + "\n}\nrespond ok\n}" }
+	s := serve(t, config("1h"))
+	for range 10 { // apps are started in random order
+		adapted, err := adapt(config("1m"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c map[string]any
+		if err := json.Unmarshal(adapted, &c); err != nil {
+			t.Fatal(err)
+		}
+		object(c, "apps")["zz_sluice_test"] = map[string]any{"starting": true}
+		if adapted, err = json.Marshal(c); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.swap(adapted); err == nil {
+			t.Fatal("it starts")
+		}
+	}
+	for _, want := range []int{1, 0} { // when the window changes, and not again
+		processLog.reset()
+		s.mustLoad(config("2h"))
+		if n := len(logged(t, "a limit with another window or algorithm starts afresh")); n != want {
+			t.Errorf("%d warnings, want %d", n, want)
+		}
+	}
+}

@@ -53,12 +53,12 @@ type asked struct {
 	again bool
 	// enforced: it may refuse the request; else it is a dry run.
 	enforced bool
-	// asksBan: the charge before the first asks whether the key is banned.
+	// asksBan: the charge at [ban] asks whether the key is banned.
 	asksBan bool
-	// pending: when it was asked, units of the key were reserved that may have been given back since.
-	pending bool
-	// denied: the shared store failed, and the rule refuses what it cannot count.
-	denied bool
+	// reserves: what it takes may be given back, and the charge at [pending] counts that it is not known yet.
+	reserves bool
+	// denied, allowed: the shared store failed, and the rule refuses what it cannot count, or lets it pass.
+	denied, allowed bool
 }
 
 func (a *asked) charge(limit int) *algorithms.Charge   { return &a.batch.charges[a.first+limit] }
@@ -121,7 +121,7 @@ func (q *question) key(r *rule) (key string, ok bool, err error) {
 	return unsafe.String(unsafe.SliceData(b), len(b)), ok, err
 }
 
-// charge adds the charges of a rule, one for each of the plan's limits, behind one that asks for a ban.
+// charge adds the charges of a rule, one for each of the plan's limits, behind those that a ban needs.
 func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 	enforced := r.Enforces(key)
 	asksBan := r.Ban != nil && enforced
@@ -131,10 +131,13 @@ func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 	}
 	a := asked{
 		rule: r, plan: p, metrics: r.metrics, batch: b, key: key, enforced: enforced, asksBan: asksBan,
-		again: r.zone.severalRules() && q.record.tightest(r.Zone) != nil,
+		reserves: asksBan && r.Ban.Pending != nil,
+		again:    q.toldBefore(r.zone),
+	}
+	if a.reserves {
+		b.add(algorithms.Charge{Key: key, Limit: r.Ban.Pending, Cost: 1, DryRun: true}) // it refuses nobody
 	}
 	if asksBan {
-		a.pending = r.pending(key)
 		b.add(algorithms.Ask(r.Ban.Bans, key))
 	}
 	a.first = len(b.charges)
@@ -144,7 +147,7 @@ func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 		if limit.Algorithm == algorithms.Concurrency {
 			c.Cost = 1
 		} else {
-			c.Held = q.record.held(&a, limit, cost) + r.ahead.Load()
+			c.Held = q.record.held(&a, limit, cost) + r.aheadOf(q.r, limit)
 		}
 		b.add(c)
 	}
@@ -209,9 +212,8 @@ func (q *question) remember(passed bool) {
 		a := &q.asked[n]
 		for i, limit := range a.plan.Limits {
 			answer := answer{rule: a.rule, limit: limit, outcome: *a.told(i), enforced: a.enforced}
-			if passed && answer.outcome.OK && a.rule.zone.severalRules() {
-				c := a.charge(i)
-				answer.taken = &taken{key: strings.Clone(a.key), units: c.Cost}
+			if passed {
+				answer.taken = a.taken(i)
 			}
 			q.record.answers = append(q.record.answers, answer)
 		}
@@ -237,12 +239,6 @@ type answer struct {
 	enforced bool
 	// taken is kept if the zone has other rules, which may meet the same counter later on this request.
 	taken *taken
-}
-
-// taken is what a rule took from a counter.
-type taken struct {
-	key   string
-	units int64
 }
 
 // refusal is why a request was refused.
@@ -275,25 +271,6 @@ func (rec *record) knows(r *rule) bool {
 		}
 	}
 	return false
-}
-
-// held is what the request has already taken from the counter of the rule's limit under other rules. Those learn
-// what is still to come behind them.
-func (rec *record) held(by *asked, limit *algorithms.Limit, cost int64) (units int64) {
-	if rec == nil || !by.rule.zone.severalRules() {
-		return 0
-	}
-	for i := len(rec.answers) - 1; i >= 0; i-- {
-		a := &rec.answers[i]
-		if a.taken == nil || a.limit.Space != limit.Space || a.taken.key != by.key {
-			continue
-		}
-		if ahead := cost + units; by.enforced && !by.rule.Cost.Dynamic() && ahead > a.rule.ahead.Load() {
-			a.rule.ahead.Store(ahead) // of two at once one may be lost until the next request
-		}
-		units += a.taken.units
-	}
-	return units
 }
 
 // placeholder serves {http.rate_limit.…}. What has no value is empty and not unknown: header_up sends the unknown as it is

@@ -26,6 +26,8 @@ type due struct {
 	until time.Time     // the last slot in the shared store
 	debts []debt
 	watch bool // the response's status matters
+
+	shared bool // something is owed to the shared store
 }
 
 // debt is what one rule is owed. Its charges all give back, and are settled at most once each.
@@ -40,7 +42,7 @@ type debt struct {
 	leases   []algorithms.Charge // when the response is done
 	held     []*redisstore.Lease // the same for leases that expire, which are renewed until then
 	reserved []algorithms.Charge // unless the response counts, or as far as it costs less
-	decided  func()              // ends what [rule.reserve] began; nil where that does not matter
+	pending  []algorithms.Charge // together with that: then it is no longer pending
 }
 
 // owes reports whether the rule has something to do after its decision.
@@ -111,10 +113,13 @@ func (d *due) add(a *asked, shared bool) {
 	}
 	if len(debt.reserved) > 0 {
 		d.watch = true
-		if a.enforced && a.rule.Ban != nil && a.rule.Ban.Pending != nil {
-			debt.decided = a.rule.reserve(debt.key)
+	}
+	if a.reserves {
+		if c, o := a.charge(pending), a.outcome(pending); o.OK && o.Asked() {
+			debt.pending = []algorithms.Charge{{Key: debt.key, Limit: c.Limit, Cost: -c.Cost, Mark: o.Mark}}
 		}
 	}
+	d.shared = d.shared || shared
 	debt.metrics.InFlight(debt.inFlight())
 	d.debts = append(d.debts, debt)
 }
@@ -125,12 +130,19 @@ func (d *debt) inFlight() int { return len(d.held) + len(d.leases) }
 // that was taken over, a client that is gone.
 func (d *due) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	returned, watched := false, (*watcher)(nil)
-	defer func() { d.settle(r, status(r.Context(), watched, returned, err)) }()
+	if d.shared {
+		debtors := &d.h.redis.debtors
+		debtors.Add(1)
+		defer debtors.Add(-1)
+	}
+	defer func() { d.end(r, status(r.Context(), watched, returned, err)) }()
 	if err := d.hold(r.Context()); err != nil {
 		return caddyhttp.Error(clientGone, err)
 	}
 	if d.watch {
-		watched = &watcher{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
+		watched = &watcher{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, begun: func() {
+			d.count(r, status(r.Context(), watched, false, nil))
+		}}
 		w = watched
 	}
 	err = next.ServeHTTP(w, r)
@@ -171,105 +183,118 @@ func (d *due) hold(ctx context.Context) (err error) {
 	}
 	if err != nil {
 		for i := range d.debts {
-			d.debts[i].settle(d.debts[i].slots, nil)
+			d.debts[i].pay(d.debts[i].slots...)
 		}
 	}
 	return err
 }
 
-// settle ends what the request owes. The status is 0 if there is none: then what was reserved stays taken.
-func (d *due) settle(r *http.Request, status int) {
+// end pays what the request still owes. The status is 0 if there is none: then what was reserved stays taken.
+func (d *due) end(r *http.Request, status int) {
+	d.count(r, status)
 	for i := range d.debts {
 		debt := &d.debts[i]
 		for _, lease := range debt.held {
 			lease.Release()
 		}
-		debt.settle(debt.leases, nil)
+		debt.pay(debt.leases...)
 		debt.metrics.InFlight(-debt.inFlight())
+		var pay []algorithms.Charge
+		if debt.rule.Charge != nil && status != 0 {
+			pay = d.charged(r, debt)
+		}
+		debt.release(pay)
+	}
+}
+
+// count ends the reservations of rules that a response counts for, or does not, by its status, as soon as there is one: a long
+// response does not hold its unit until it ends, and a failure is known before the client reads of it and can guess on.
+func (d *due) count(r *http.Request, status int) {
+	for i := range d.debts {
+		debt := &d.debts[i]
 		switch {
-		case len(debt.reserved) == 0:
-		case debt.rule.Charge != nil:
-			if status != 0 {
-				d.charge(r, debt)
-			}
-		case status != 0 && !debt.rule.Count.Counts(status):
-			debt.settle(debt.reserved, debt.decided)
-		case debt.decided != nil:
-			if status != 0 {
-				// In Redis too before the client reads the rest of its answer: or it could guess on meanwhile.
+		case status == 0 || debt.rule.Count == nil || len(debt.reserved) == 0:
+		case !debt.rule.Count.Counts(status):
+			debt.release(debt.reserved)
+		default:
+			if debt.enforced && debt.rule.Ban != nil {
 				d.h.punish(r, debt.rule, debt.key, debt.shared)
 			}
-			debt.decided()
+			debt.release(nil)
 		}
 	}
 }
 
-// charge settles a reservation with what the response says that the request cost in all. Without a word of it the reservation stands.
-func (d *due) charge(r *http.Request, debt *debt) {
+// release ends the rule's reservation, with what there is to pay for it. Only the first call counts.
+func (d *debt) release(pay []algorithms.Charge) {
+	d.pay(append(pay, d.pending...)...)
+	d.reserved, d.pending = nil, nil
+}
+
+// charged is what corrects a reservation to what the response says that the request cost in all. Without a word of it the
+// reservation stands.
+func (d *due) charged(r *http.Request, debt *debt) (pay []algorithms.Charge) {
 	total, written, ok := debt.rule.Charge.Value(r)
 	if !ok || total > algorithms.MaxExact { // one wrong number would lock the client out for years
 		if written {
 			d.h.badCost(debt.rule, "a charge is not a whole number from 0 to 2^52 and is ignored: the cost stands; this is logged once")
 		}
-		return
+		return nil
 	}
 	for _, c := range debt.reserved {
 		if more := total + c.Cost; more > 0 {
-			debt.settle([]algorithms.Charge{{Key: c.Key, Limit: c.Limit, Cost: more, Force: true}}, nil)
+			pay = append(pay, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: more, Force: true})
 		} else if more < 0 {
 			c.Cost = more
-			debt.settle([]algorithms.Charge{c}, nil)
+			pay = append(pay, c)
 		}
 	}
+	return pay
 }
 
-// settle applies charges that cannot be refused, at once in this process, in the background in the shared store, and then
-// calls done, which may be nil.
-func (d *debt) settle(charges []algorithms.Charge, done func()) {
+// pay applies charges that cannot be refused: in this process at once, in the shared store in the background.
+func (d *debt) pay(charges ...algorithms.Charge) {
 	switch {
 	case len(charges) == 0:
-	case d.shared && done != nil:
-		d.rule.redis.SettleThen(done, charges...)
 	case d.shared:
 		d.rule.redis.Settle(charges...)
 	default:
 		_ = local.Apply(context.Background(), charges, make([]algorithms.Outcome, len(charges)))
-		if done != nil {
-			done()
-		}
 	}
 }
 
 // watcher sees the status of a response that passes through it.
 type watcher struct {
 	*caddyhttp.ResponseWriterWrapper
-	status int // 0: nothing written yet
+	status int    // 0: nothing written yet
+	begun  func() // called when there is one, before the client sees it
 }
 
 // WriteHeader implements http.ResponseWriter.
 func (w *watcher) WriteHeader(status int) {
-	if final := status >= 200 || status == http.StatusSwitchingProtocols; final && w.status == 0 {
-		w.status = status
+	if final := status >= 200 || status == http.StatusSwitchingProtocols; final {
+		w.begin(status)
 	}
 	w.ResponseWriterWrapper.WriteHeader(status)
 }
 
 // Write implements http.ResponseWriter.
 func (w *watcher) Write(b []byte) (int, error) {
-	w.begin()
+	w.begin(http.StatusOK)
 	return w.ResponseWriterWrapper.Write(b)
 }
 
 // ReadFrom implements io.ReaderFrom.
 func (w *watcher) ReadFrom(r io.Reader) (int64, error) {
-	w.begin()
+	w.begin(http.StatusOK)
 	return w.ResponseWriterWrapper.ReadFrom(r)
 }
 
-// begin notes the status of a body that comes without one.
-func (w *watcher) begin() {
+// begin notes the first status; a body that comes without one has 200.
+func (w *watcher) begin(status int) {
 	if w.status == 0 {
-		w.status = http.StatusOK
+		w.status = status
+		w.begun()
 	}
 }
 

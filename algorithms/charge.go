@@ -51,7 +51,8 @@ type Outcome struct {
 	// Delay is how long a charge that passes must be held before it is served: its slot in a queue. Charges of one batch
 	// on one counter have the same slot, that of their sum.
 	Delay time.Duration
-	// Mark names what a committed charge was taken from, for giving it back.
+	// Mark names what a committed charge was taken from, for giving it back. Of one that gives back it is the same, or 0 when
+	// nothing was left to give it back to.
 	Mark int64
 }
 

@@ -248,9 +248,10 @@ func (l *Limit) take(c *Counter, charge *Charge) int64 {
 	case charge.Cost == 0:
 		return 0
 	case charge.Cost < 0:
-		if l.giveBack(c, charge) {
-			c.changed = true
+		if !l.giveBack(c, charge) {
+			return 0
 		}
+		c.changed = true
 		return charge.Mark
 	}
 	c.changed = true

@@ -73,7 +73,9 @@ func (c *Counter) remove(units, at int64) bool {
 	if i > 0 {
 		before = c.Log[i-1].Sum
 	}
-	units = min(units, c.Log[i].Sum-before)
+	if units = min(units, c.Log[i].Sum-before); units == 0 { // taken from a full log by force, which holds no more than it can count
+		return false
+	}
 	for j := i; j < len(c.Log); j++ {
 		c.Log[j].Sum -= units
 	}

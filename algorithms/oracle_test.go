@@ -211,8 +211,9 @@ func (n *naive) emptyAt(t int64) int64 {
 	return t
 }
 
-// giveBack takes units out of the events that the mark names; of a queue's only the last, unless it is forced.
-func (n *naive) giveBack(now, units, mark int64, force bool) {
+// giveBack takes units out of the events that the mark names; of a queue's only the last, unless it is forced. It returns
+// the mark, or 0 if there was nothing to give back to.
+func (n *naive) giveBack(now, units, mark int64, force bool) int64 {
 	t, w := n.at(now), n.l.window
 	var from func(e event) bool
 	switch n.l.Algorithm {
@@ -226,8 +227,9 @@ func (n *naive) giveBack(now, units, mark int64, force bool) {
 		if last := n.l.Queue == 0 || force || n.emptyAt(t) == mark; last && t < mark && n.level(t) > 0 {
 			n.events, n.stored = append(slices.Clone(n.events), event{n.floor(t), -units}), n.floor(t)
 			n.forgetIdle(t)
+			return mark
 		}
-		return
+		return 0
 	}
 	events, changed := n.live(t), false
 	for i, e := range events {
@@ -239,13 +241,14 @@ func (n *naive) giveBack(now, units, mark int64, force bool) {
 		}
 	}
 	if !changed {
-		return
+		return 0
 	}
 	n.events = events
 	if !n.l.Algorithm.Log() {
 		n.stored = t / w * w
 	}
 	n.forgetIdle(t)
+	return mark
 }
 
 func (n *naive) forgetIdle(t int64) {
@@ -345,9 +348,9 @@ func (p pair) do(t *testing.T, o op) pair {
 		}
 		force := o.kind == "leave"
 		n.at(p.now)
-		n.giveBack(p.now, back, m.mark, force)
+		given := n.giveBack(p.now, back, m.mark, force)
 		want := n.answer(p.now, 0)
-		want.Mark = m.mark
+		want.Mark = given
 		state, out := p.decide(Charge{Cost: -back, Mark: m.mark, Force: force})
 		p.state = state
 		p.same(t, out[0], want)

@@ -519,6 +519,22 @@ func TestPromise10SmallestLevel(t *testing.T) {
 	}
 }
 
+// A debt that a quicker rate had for its bound, read at a slower one of the same scale: no wait leaves the numbers.
+func TestPromise10DebtAtASlowerRate(t *testing.T) {
+	const window = 365 * 24 * time.Hour
+	fast := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 97, Window: window, Burst: 1500})
+	slow := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 43, Window: window, Burst: 1500})
+	if fast.l.den != slow.l.den || fast.l.tick != slow.l.tick || fast.l.ceiling == slow.l.ceiling {
+		t.Fatalf("%+v and %+v differ in more than their bounds", fast.l, slow.l)
+	}
+	now := 50 * window
+	fast.decide(now, Charge{Cost: MaxExact, Force: true})
+	slow.state = fast.state
+	if o := slow.peek(now, 1500); o.Retry <= 0 || o.Retry.Microseconds() > MaxExact {
+		t.Errorf("%+v", o)
+	}
+}
+
 // A bucket whose tick becomes coarser in the middle of one: nothing is credited twice and the waits are tight.
 func TestPromise10CoarserTick(t *testing.T) {
 	fine := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1, Window: 1000 * time.Hour, Burst: 3})
@@ -586,6 +602,7 @@ func TestPromise12RefundsStayWithinWhatWasTaken(t *testing.T) {
 			if len(receipts) > 0 && r.IntN(2) == 0 {
 				c := receipts[r.IntN(len(receipts))]
 				o := s.decide(now, Charge{Cost: -c.units, Mark: c.mark})
+				// For a bucket as far as the mark tells: see unfill.
 				void := now.Microseconds() >= c.mark && s.l.Algorithm.Bucket() ||
 					now.Microseconds() >= c.at+2*s.l.window && !s.l.Algorithm.Bucket()
 				if free := s.free(now); free < before || free > before+c.units || free > s.l.Capacity || (void && free != before) {

@@ -196,12 +196,12 @@ func TestVectorsConcurrency(t *testing.T) {
 		{3000, Charge{Cost: 1}, Outcome{Retry: Unknown, Next: Unknown}},
 		{3000, Charge{Cost: 3}, Outcome{Retry: Never, Next: Unknown}},
 		{3000, Charge{Cost: -1, Mark: first.Mark}, Outcome{OK: true, Remaining: 1, Next: Unknown, Mark: first.Mark}},
-		{3000, Charge{Cost: -1, Mark: first.Mark}, Outcome{OK: true, Remaining: 1, Next: Unknown, Mark: first.Mark}}, // once
+		{3000, Charge{Cost: -1, Mark: first.Mark}, Outcome{OK: true, Remaining: 1, Next: Unknown}}, // once
 		{3000, Charge{Cost: 2}, Outcome{Remaining: 1, Retry: Unknown, Next: Unknown}},
 		{4000, Charge{Cost: 1}, Outcome{OK: true, Next: Unknown, Mark: 4_000_000}},
 		{61_999, Charge{Cost: 1}, Outcome{Retry: Unknown, Next: Unknown}},
 		{62_000, Charge{Cost: 1}, Outcome{OK: true, Next: Unknown, Mark: 62_000_000}}, // the lease of 2000 is over
-		{62_000, Charge{Cost: -1, Mark: 2_000_000}, Outcome{OK: true, Next: Unknown, Mark: 2_000_000}},
+		{62_000, Charge{Cost: -1, Mark: 2_000_000}, Outcome{OK: true, Next: Unknown}},
 		{200_000, Charge{Cost: 0}, Outcome{OK: true, Remaining: 2, Next: Never}},
 	} {
 		if got := s.decide(ms(c.at), c.charge); got != c.want {

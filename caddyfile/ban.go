@@ -20,7 +20,7 @@ type Ban struct {
 	Ladder *algorithms.Limit
 	// Bans holds them, see [algorithms.Ban].
 	Bans *algorithms.Limit
-	// Pending holds, where failures count, the requests of this instance that reserved a unit and may yet give it back: a refusal
+	// Pending counts, where a response says what a request costs, those that reserved units and may yet give them back: a refusal
 	// meanwhile is for want of an answer, not of good behaviour, and no strike. Nil elsewhere.
 	Pending *algorithms.Limit
 }
@@ -64,8 +64,8 @@ func (z *zoneCompiler) ban() error {
 			return z.fail("ban.durations", -1, err)
 		}
 	}
-	if z.z.Count != nil {
-		pending := algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: mostPending, Window: algorithms.MaxWindow}
+	if z.z.Count != nil || z.z.Charge != "" {
+		pending := algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: mostPending, Window: z.longestPending()}
 		if b.Pending, err = z.beside(" (pending)", pending); err != nil {
 			return z.fail("ban", -1, err)
 		}
@@ -75,13 +75,25 @@ func (z *zoneCompiler) ban() error {
 	return nil
 }
 
+// longestPending is how long a reservation matters: until its units are free anyway, in a sliding window after two. For a day at
+// most, since an instance that dies leaves its reservations in Redis.
+func (z *zoneCompiler) longestPending() time.Duration {
+	longest := time.Second
+	for limit := range z.out.AllLimits() {
+		if limit.Algorithm != algorithms.Concurrency {
+			longest = max(longest, 2*limit.Refill())
+		}
+	}
+	return min(longest, 24*time.Hour)
+}
+
 // banDurations checks that bans last and do not get shorter.
 func (z *zoneCompiler) banDurations() ([]time.Duration, error) {
 	var list []time.Duration
 	for i, d := range z.z.Ban.Durations {
 		d := time.Duration(d)
 		if d < time.Second || d > longestBan {
-			return nil, z.fail("ban.durations", i, fmt.Errorf("%v; want 1s to 365d", d))
+			return nil, z.fail("ban.durations", i, fmt.Errorf("%v; want 1s to 365d%s", d, nanoseconds(d)))
 		}
 		if i > 0 && d < list[i-1] {
 			return nil, z.fail("ban.durations", i, fmt.Errorf("%v is shorter than the %v before it; want bans that get longer", d, list[i-1]))

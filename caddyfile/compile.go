@@ -190,13 +190,21 @@ func (k *compiler) handler() error {
 		}
 		k.rules.Jitter = jitter
 	}
-	if c.SweepInterval < 0 {
-		return handlerError("sweep_interval", fmt.Errorf("%v is negative; want a duration such as 1m", time.Duration(c.SweepInterval)))
-	}
-	if c.SweepInterval > 0 {
-		k.rules.SweepInterval = time.Duration(c.SweepInterval)
+	if sweep := time.Duration(c.SweepInterval); sweep != 0 {
+		if sweep < time.Second {
+			return handlerError("sweep_interval", fmt.Errorf("%v; want 1s or longer, such as 1m%s", sweep, nanoseconds(sweep)))
+		}
+		k.rules.SweepInterval = sweep
 	}
 	return nil
+}
+
+// nanoseconds reminds of what a number means, where a duration is so short that it was probably meant as another unit.
+func nanoseconds(d time.Duration) string {
+	if d > 0 && d < time.Millisecond {
+		return "; a JSON number is nanoseconds"
+	}
+	return ""
 }
 
 var errNoStorage = errors.New("limits are not added up over instances through Caddy's storage here; " +

@@ -50,7 +50,7 @@ func (z *zoneCompiler) concurrency() (*algorithms.Limit, error) {
 func (z *zoneCompiler) upToADay(field string, value caddy.Duration) (time.Duration, error) {
 	d := time.Duration(value)
 	if d != 0 && (d < time.Second || d > 24*time.Hour) {
-		return 0, z.fail(field, -1, fmt.Errorf("%v; want 1s to 24h", d))
+		return 0, z.fail(field, -1, fmt.Errorf("%v; want 1s to 24h%s", d, nanoseconds(d)))
 	}
 	return d, nil
 }
@@ -74,21 +74,27 @@ func (z *zoneCompiler) leasesOnly() error {
 
 // keepLeases makes leases endless: what counts in this process dies with it, so that they need no expiry, and without one
 // a changed lease does not start the count afresh.
-func (r *Rule) keepLeases() error {
+func (r *Rule) keepLeases() (err error) {
 	for _, plan := range r.Plans {
 		for i, l := range plan.Limits {
-			if l.Algorithm != algorithms.Concurrency {
-				continue
+			if l.Algorithm == algorithms.Concurrency && err == nil {
+				plan.Limits[i], err = endless(l)
 			}
-			policy := l.Policy
-			policy.Window = algorithms.MaxWindow
-			endless, err := algorithms.Compile(r.Zone, policy)
-			if err != nil {
-				return err
-			}
-			endless.MaxKeys = l.MaxKeys
-			plan.Limits[i] = endless
 		}
 	}
-	return nil
+	if r.Ban != nil && r.Ban.Pending != nil && err == nil {
+		r.Ban.Pending, err = endless(r.Ban.Pending)
+	}
+	return err
+}
+
+func endless(l *algorithms.Limit) (*algorithms.Limit, error) {
+	policy := l.Policy
+	policy.Window = algorithms.MaxWindow
+	e, err := algorithms.Compile(l.Space.Zone, policy)
+	if err != nil {
+		return nil, err
+	}
+	e.MaxKeys = l.MaxKeys
+	return e, nil
 }

@@ -53,7 +53,7 @@ type Config struct {
 	// then those that use the smallest share of their limit. Default: 1000000.
 	MaxKeys Number `json:"max_keys,omitempty"`
 
-	// How often idle keys are forgotten. Default: 1m.
+	// How often idle keys are forgotten: 1s or longer. Default: 1m.
 	SweepInterval caddy.Duration `json:"sweep_interval,omitempty"`
 
 	// Turns off the metrics of this handler's zones.

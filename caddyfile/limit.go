@@ -106,8 +106,8 @@ func (z *zoneCompiler) eventsLimit() (written, error) {
 	if err != nil {
 		return written{}, z.fail("max_events", -1, err)
 	}
-	if z.z.Window < 0 {
-		return written{}, z.fail("window", -1, fmt.Errorf("%v is negative; want a duration such as 1m", time.Duration(z.z.Window)))
+	if window := time.Duration(z.z.Window); window < time.Millisecond {
+		return written{}, z.fail("window", -1, fmt.Errorf("%v; want 1ms or longer, such as 1m%s", window, nanoseconds(window)))
 	}
 	z.pending = z.pending || !known
 	return written{known: known, Policy: algorithms.Policy{Quota: quota, Window: time.Duration(z.z.Window)}}, nil

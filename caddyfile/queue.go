@@ -43,8 +43,8 @@ func (z *zoneCompiler) queue(limits int) (*queueBounds, error) {
 			delay, size, size-1, size))
 	}
 	wait := time.Duration(q.MaxWait)
-	if wait < 0 {
-		return nil, z.fail("queue.max_wait", -1, fmt.Errorf("%v is negative; want a duration such as 1s", wait))
+	if wait < 0 || wait > 0 && wait < time.Millisecond {
+		return nil, z.fail("queue.max_wait", -1, fmt.Errorf("%v; want 1ms or longer, such as 1s%s", wait, nanoseconds(wait)))
 	}
 	if !known {
 		return nil, nil

@@ -333,14 +333,15 @@ func TestRetract(t *testing.T) {
 		keyPolicy: {`"z";q=10;w=60, "other";q=5;w=1`, `"z";q=10;w=60`},
 		keyLimit:  {`"z";r=9;t=60, "other";r=5`, `"zz";r=1`},
 	}
-	Retract(h, "z")
+	sc := new(Scratch)
+	Retract(h, sc, "z")
 	if got := h[keyPolicy]; !slices.Equal(got, []string{`"other";q=5;w=1`}) {
 		t.Errorf("%q", got)
 	}
 	if got := h[keyLimit]; !slices.Equal(got, []string{`"other";r=5`, `"zz";r=1`}) {
 		t.Errorf("%q", got)
 	}
-	if Retract(h, "other", "zz"); h[keyLimit] != nil || h[keyPolicy] != nil {
+	if Retract(h, sc, "other", "zz"); h[keyLimit] != nil || h[keyPolicy] != nil {
 		t.Errorf("%v", h)
 	}
 }

@@ -129,23 +129,13 @@ func readPolicy(t *testing.T, w []string) Policy {
 	return NewPolicy(w[0], l)
 }
 
-// index finds a policy by name; name#2 is the second one of that name.
+// index finds a policy by name.
 func (c *testCase) index(t *testing.T, name string) int {
-	name, nth, second := strings.Cut(name, "#")
-	skip := 0
-	if second {
-		skip = int(number(t, nth)) - 1
+	i := slices.IndexFunc(c.policies, func(p Policy) bool { return p.Name() == name })
+	if i < 0 {
+		t.Fatalf("no policy %q", name)
 	}
-	for i := range c.policies {
-		if c.policies[i].Name() == name {
-			if skip == 0 {
-				return i
-			}
-			skip--
-		}
-	}
-	t.Fatalf("no policy %q", name)
-	return -1
+	return i
 }
 
 // response is the golden's lower half: the fields in alphabetical order, and the body of a refusal.

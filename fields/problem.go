@@ -4,7 +4,6 @@ package fields
 
 import (
 	"net/http"
-	"slices"
 	"strconv"
 )
 
@@ -50,28 +49,23 @@ func (s *Set) violated(p *problem, applied []Applied) []byte {
 	refused, count := -1, 0
 	for i := range applied {
 		if o := applied[i].Outcome; o != nil && !o.OK {
-			refused = s.first[applied[i].Policy]
+			refused = applied[i].Policy
 			count++
 		}
 	}
 	if count == 1 {
 		return p.one[refused]
 	}
-	var names []string
-	for i := range applied {
-		if o := applied[i].Outcome; o != nil && !o.OK {
-			if name := s.policies[applied[i].Policy].name; !slices.Contains(names, name) {
-				names = append(names, name)
-			}
-		}
-	}
 	body := []byte(p.head)
-	for i, name := range names {
-		if i > 0 {
+	for i := range applied {
+		if o := applied[i].Outcome; o == nil || o.OK {
+			continue
+		}
+		if len(body) > len(p.head) {
 			body = append(body, ',')
 		}
 		// names are safe: they need no escaping in JSON
-		body = append(append(append(body, '"'), name...), '"')
+		body = append(append(append(body, '"'), s.policies[applied[i].Policy].name...), '"')
 	}
 	return append(body, "]}"...)
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"unsafe"
+
+	"github.com/caddy-sluice/sluice/algorithms"
 )
 
 // Scratch holds the values of one response. It belongs inside whatever the caller allocates for the request.
@@ -19,6 +21,35 @@ type Scratch struct {
 	// values backs the slices in the header map: each response has its own, because handlers edit them in place.
 	values [5]string
 	array  [56]byte
+	ones   *[len(oneValues)]shown // nil until a family of one value is written
+}
+
+// shown is what a family of one value says, by which a later handler of the request knows it from what others set.
+type shown struct {
+	name             string
+	capacity         int64
+	outcome          algorithms.Outcome
+	limit, remaining string // as they stand in the header
+}
+
+// show notes what a family says.
+func (sc *Scratch) show(family int, s shown) {
+	if sc.ones == nil {
+		sc.ones = new([len(oneValues)]shown)
+	}
+	sc.ones[family] = s
+}
+
+// shown is what an earlier handler of the request wrote; nil if it did not, or not what stands there now.
+func (sc *Scratch) shown(h http.Header, family int) *shown {
+	if sc.ones == nil {
+		return nil
+	}
+	s, keys := &sc.ones[family], &oneValues[family]
+	if !slices.Equal(h[keys.limit], []string{s.limit}) || !slices.Equal(h[keys.remaining], []string{s.remaining}) {
+		return nil
+	}
+	return s
 }
 
 // start begins a text.

@@ -23,10 +23,16 @@ const (
 // oneValue names the fields of a family that shows one rule only.
 type oneValue struct{ limit, remaining, reset string }
 
-var (
-	draft6Keys = oneValue{"Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset"}
-	xKeys      = oneValue{"X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset"}
+// The families of one value, by their index in [shown].
+const (
+	draft6Family = iota
+	xFamily
 )
+
+var oneValues = [...]oneValue{
+	draft6Family: {"Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset"},
+	xFamily:      {"X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset"},
+}
 
 // Applied says that a policy of the set applied to the request, and what its limit answered.
 type Applied struct {
@@ -41,10 +47,6 @@ type Applied struct {
 type Set struct {
 	families Families
 	policies []Policy
-	// first[i] is the first policy with the name of policy i. Two rules may name one zone; a list must not
-	// name a policy twice.
-	first      []int
-	duplicates bool
 	// policyTexts holds the policy list for every combination of rules, by bit mask; nil with too many rules.
 	policyTexts []string
 	exceeded    problem
@@ -54,14 +56,10 @@ type Set struct {
 // maxMasked is up to how many policies every combination is written at load: 64 short texts.
 const maxMasked = 6
 
-// NewSet prepares the policies of a handler in the order of its rules (dry-run rules are left out: they are
-// not told to clients). Status is that of a refusal, for the problem body.
+// NewSet prepares the policies of a handler, each with a name of its own, in the order of its rules. Those of dry-run rules
+// are left out: clients are not told of them. Status is that of a refusal, for the problem body.
 func NewSet(families Families, status int, policies ...Policy) *Set {
-	s := &Set{families: families, policies: policies, first: make([]int, len(policies))}
-	for i := range policies {
-		s.first[i] = slices.IndexFunc(policies, func(p Policy) bool { return p.name == policies[i].name })
-		s.duplicates = s.duplicates || s.first[i] != i
-	}
+	s := &Set{families: families, policies: policies}
 	if len(policies) <= maxMasked {
 		s.policyTexts = make([]string, 1<<len(policies))
 		for mask := range s.policyTexts {
@@ -78,15 +76,12 @@ func (s *Set) NeedsNow() bool { return s.families.X && !s.families.XDelta }
 
 // Write adds the fields for the policies that applied, in the order of the rules. Nothing applied: no fields.
 // Lists that something else already set are kept, and ours are added as further items; the one-value families
-// cannot hold a second value, so one that is already there stays as it is and ours is left out.
+// cannot hold a second value, so what something else set there stays, and of two handlers the policy that is closer to exhaustion.
 //
 // now is the wall clock, read after the decision; it matters only if [Set.NeedsNow].
 func (s *Set) Write(h http.Header, sc *Scratch, applied []Applied, now time.Time) {
 	if len(applied) == 0 || s.families == (Families{}) {
 		return
-	}
-	if s.duplicates {
-		applied = s.merge(applied)
 	}
 	if s.families.IETF || s.families.Draft6 {
 		sc.add(h, keyPolicy, s.policyText(sc, applied))
@@ -99,9 +94,14 @@ func (s *Set) Write(h http.Header, sc *Scratch, applied []Applied, now time.Time
 	}
 }
 
-// Retract takes policies out of the lists that another handler of the same request has written, because what was true
-// then is not any more.
-func Retract(h http.Header, names ...string) {
+// Retract takes out what another handler of the same request has written of policies, because what was true then is not
+// any more.
+func Retract(h http.Header, sc *Scratch, names ...string) {
+	for family := range oneValues {
+		if was := sc.shown(h, family); was != nil && slices.Contains(names, was.name) {
+			oneValues[family].remove(h)
+		}
+	}
 	for _, key := range []string{keyPolicy, keyLimit} {
 		var kept []string
 		for _, line := range h[key] {
@@ -116,22 +116,6 @@ func Retract(h http.Header, names ...string) {
 			h[key] = kept
 		}
 	}
-}
-
-// merge leaves one entry per name, the tightest, at the place of the first.
-func (s *Set) merge(applied []Applied) []Applied {
-	merged := make([]Applied, 0, len(applied))
-	for _, a := range applied {
-		a.Policy = s.first[a.Policy]
-		i := slices.IndexFunc(merged, func(m Applied) bool { return m.Policy == a.Policy })
-		switch {
-		case i < 0:
-			merged = append(merged, a)
-		case s.tighter(a, merged[i]):
-			merged[i] = a
-		}
-	}
-	return merged
 }
 
 // tighter compares as the function of that name does; what was not asked is looser than everything.
@@ -204,32 +188,49 @@ func (s *Set) writeTightest(h http.Header, sc *Scratch, applied []Applied, now t
 	}
 	next := shown.Outcome.Next
 	if s.families.Draft6 {
-		s.writeOne(h, sc, draft6Keys, shown, seconds(next))
+		s.writeOne(h, sc, draft6Family, shown, seconds(next))
 	}
 	if s.families.X && s.families.XDelta {
-		s.writeOne(h, sc, xKeys, shown, seconds(next))
+		s.writeOne(h, sc, xFamily, shown, seconds(next))
 	} else if s.families.X {
 		at := now.Add(min(next, maxNext))
 		epoch := at.Unix()
 		if at.Nanosecond() > 0 {
 			epoch++
 		}
-		s.writeOne(h, sc, xKeys, shown, epoch)
+		s.writeOne(h, sc, xFamily, shown, epoch)
 	}
 }
 
 // maxNext keeps a moment within what time.Time adds without overflow. No window is as long.
 const maxNext = 200 * 365 * 24 * time.Hour
 
-func (s *Set) writeOne(h http.Header, sc *Scratch, keys oneValue, shown Applied, reset int64) {
-	if len(h[keys.limit]) > 0 || len(h[keys.remaining]) > 0 || len(h[keys.reset]) > 0 {
-		return
+func (s *Set) writeOne(h http.Header, sc *Scratch, family int, a Applied, reset int64) {
+	p, keys := &s.policies[a.Policy], &oneValues[family]
+	if keys.in(h) {
+		was := sc.shown(h, family)
+		if was == nil || !Tighter(p.capacity, a.Outcome, was.capacity, &was.outcome) {
+			return
+		}
+		keys.remove(h)
 	}
-	sc.add(h, keys.limit, sc.number(s.policies[shown.Policy].capacity))
-	sc.add(h, keys.remaining, sc.number(shown.Outcome.Remaining))
-	if known(shown.Outcome.Next) {
+	now := shown{name: p.name, capacity: p.capacity, outcome: *a.Outcome, limit: sc.number(p.capacity), remaining: sc.number(a.Outcome.Remaining)}
+	sc.add(h, keys.limit, now.limit)
+	sc.add(h, keys.remaining, now.remaining)
+	if known(a.Outcome.Next) {
 		sc.add(h, keys.reset, sc.number(reset))
 	}
+	sc.show(family, now)
+}
+
+func (k *oneValue) in(h http.Header) bool {
+	return len(h[k.limit]) > 0 || len(h[k.remaining]) > 0 || len(h[k.reset]) > 0
+}
+
+func (k *oneValue) remove(h http.Header) {
+	delete(h, k.limit)
+	delete(h, k.remaining)
+	delete(h, k.reset)
 }
 
 // WriteRefusal adds what every refusal carries: it must not be cached, and Retry-After says when to come back:

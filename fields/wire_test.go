@@ -90,8 +90,11 @@ func integer(t *testing.T, item httpsfv.Item, param string, least int64) int64 {
 func FuzzWellFormed(f *testing.F) {
 	f.Add("api", "login", int64(100), int64(60_000_000), int64(5), int64(1_000_000), int64(0), uint8(0))
 	f.Add("a\"b\\", "é\r\nX: y", int64(0), int64(1), int64(-1), int64(-5), int64(1)<<62, uint8(0xff))
-	f.Add("api", "api", int64(1)<<52, int64(algorithms.MaxWindow/time.Microsecond), int64(1)<<60, int64(algorithms.Never), int64(algorithms.Never), uint8(0x5a))
+	f.Add("api", "api.1m", int64(1)<<52, int64(algorithms.MaxWindow/time.Microsecond), int64(1)<<60, int64(algorithms.Never), int64(algorithms.Never), uint8(0x5a))
 	f.Fuzz(func(t *testing.T, name1, name2 string, quota, window, remaining, next, retry int64, bits uint8) {
+		if safe(name1) == safe(name2) {
+			return // the caller's policies have names of their own
+		}
 		l, err := algorithms.Compile(name1, algorithms.Policy{Algorithm: algorithms.FixedWindow, Quota: quota, Window: time.Duration(window) * time.Microsecond})
 		if err != nil {
 			return

@@ -32,17 +32,21 @@ local AT, KERNEL = 10, 17
 -- rare makes the functions that few calls need: the log kernel, another scale, giving back, and counters that several
 -- charges of a batch share.
 --
--- State of a log: format, T, A, S (the last running sum), head, n, then n entries (moment, running sum), those before head dead;
--- counted from 0. A small log is read and written whole; of a large one only what a decision needs.
+-- State of a log: format, T, A, S, head, n, then n entries (moment, units), those before head dead; counted from 0.
+-- A is the units that left at the head, S those and the live ones. An entry of a sliding log holds S as it was then, so that
+-- a wait is two binary searches. One of leases holds its own units: nobody asks how long they last, and they are given back
+-- in any order, which would change each younger sum. What was given back leaves an empty entry until the log is compacted.
+-- A small log is read and written whole; of a large one only what a decision needs.
 local function rare()
   local HEADER, ENTRY, HEADER_SIZE, ENTRY_SIZE = '>BI7I7I7I4I4c0', '>I7I7', 30, 14
   local SMALL = 64 -- entries
-  local min, floor = math.min, math.floor
+  local PIECE = 500 -- entries read at once
+  local min, max, floor = math.min, math.max, math.floor
   local k = {}
 
   -- read returns a counter, or false when its state is in a format that this version does not know.
-  function k.read(key)
-    local c = {key = key, T = 0, A = 0, S = 0, head = 0, n = 0, raw = ''}
+  function k.read(key, l)
+    local c = {key = key, own = l.algorithm == CONCURRENCY, T = 0, A = 0, S = 0, head = 0, n = 0, raw = ''}
     local v = redis.pcall('GETRANGE', key, 0, HEADER_SIZE + SMALL * ENTRY_SIZE - 1)
     if type(v) ~= 'string' then return false end
     if #v > 0 then
@@ -55,31 +59,38 @@ local function rare()
     return c
   end
 
+  -- bytes returns the entries from i to before last.
+  local function bytes(c, i, last)
+    if c.raw then return c.raw:sub(i * ENTRY_SIZE + 1, last * ENTRY_SIZE) end
+    return call('GETRANGE', c.key, HEADER_SIZE + i * ENTRY_SIZE, HEADER_SIZE + last * ENTRY_SIZE - 1)
+  end
+
   local function entry(c, i)
     if c.raw then return unpack(ENTRY, c.raw, i * ENTRY_SIZE + 1) end
-    local from = HEADER_SIZE + i * ENTRY_SIZE
-    return unpack(ENTRY, call('GETRANGE', c.key, from, from + ENTRY_SIZE - 1))
+    return unpack(ENTRY, bytes(c, i, i + 1))
   end
 
   local function header(c, entries)
     return pack(HEADER, FORMAT, c.T, c.A, c.S, c.head, c.n, entries)
   end
 
-  -- put replaces everything from entry i by the given entries, n afterwards in all.
-  local function put(c, i, entries, n)
-    c.n = n
+  -- put writes entries in the place of those from i on, of which there may be fewer.
+  local function put(c, i, entries)
+    local from = i * ENTRY_SIZE
+    local last = from + #entries
+    c.n = max(c.n, last / ENTRY_SIZE)
     if not c.raw then
-      call('SETRANGE', c.key, HEADER_SIZE + i * ENTRY_SIZE, entries)
+      call('SETRANGE', c.key, HEADER_SIZE + from, entries)
       return
     end
-    c.raw = pack('c0c0', c.raw:sub(1, i * ENTRY_SIZE), entries)
-    if n > SMALL then -- it becomes a large one
+    c.raw = pack('c0c0c0', c.raw:sub(1, from), entries, c.raw:sub(last + 1))
+    if c.n > SMALL then -- it becomes a large one
       call('SET', c.key, header(c, c.raw))
       c.raw = false
     end
   end
 
-  -- first is the first live entry whose moment (by sum: whose running sum) is at least bound, or n.
+  -- first is the first live entry whose moment (by sum: whose sum) is at least bound, or n.
   -- It gallops from the oldest, since what is looked for is nearly always there.
   local function first(c, bysum, bound)
     local lo, hi, step = c.head, c.head, 1
@@ -97,14 +108,32 @@ local function rare()
     return lo
   end
 
+  -- held is the units of the live entries from i to before last.
+  local function held(c, i, last)
+    if not c.own then
+      local _, before, after = nil, c.A
+      if i > c.head then _, before = entry(c, i - 1) end
+      _, after = entry(c, last - 1)
+      return after - before
+    end
+    local total = 0
+    for from = i, last - 1, PIECE do
+      local part = bytes(c, from, min(from + PIECE, last))
+      for pos = 1, #part, ENTRY_SIZE do
+        local _, units = unpack(ENTRY, part, pos)
+        total = total + units
+      end
+    end
+    return total
+  end
+
   function k.expire(c, l)
     if c.head == c.n then return end
     local dead = first(c, false, c.now - l.window + 1)
     if dead == c.n then
       c.head, c.n, c.A, c.S, c.raw = 0, 0, 0, 0, ''
     elseif dead > c.head then
-      local _, sum = entry(c, dead - 1)
-      c.A, c.head = sum, dead
+      c.A, c.head = c.A + held(c, c.head, dead), dead
     end
   end
 
@@ -112,53 +141,51 @@ local function rare()
     return entry(c, first(c, true, c.A + over)) + l.window - c.now
   end
 
-  -- lower takes units off the running sums from an entry on, a piece at a time.
-  local function lower(c, from, units)
-    for i = from, c.n - 1, 500 do
-      local part, last = {}, min(i + 500, c.n)
-      for j = i, last - 1 do
-        local at, sum = entry(c, j)
-        part[#part + 1] = pack(ENTRY, at, sum - units)
+  -- lower takes units off the sums from an entry on.
+  local function lower(c, i, units)
+    for from = i, c.n - 1, PIECE do
+      local part, lowered = bytes(c, from, min(from + PIECE, c.n)), {}
+      for pos = 1, #part, ENTRY_SIZE do
+        local at, sum = unpack(ENTRY, part, pos)
+        lowered[#lowered + 1] = pack(ENTRY, at, sum - units)
       end
-      local bytes = table.concat(part)
-      if c.raw then
-        c.raw = pack('c0c0c0', c.raw:sub(1, i * ENTRY_SIZE), bytes, c.raw:sub(last * ENTRY_SIZE + 1))
-      else
-        call('SETRANGE', c.key, HEADER_SIZE + i * ENTRY_SIZE, bytes)
-      end
+      put(c, from, table.concat(lowered))
     end
-    c.S = c.S - units
   end
 
   function k.append(c, units)
     if c.A >= EXACT / 2 then -- the sums begin anew, before they leave the exact numbers
-      lower(c, c.head, c.A)
-      c.A = 0
+      if not c.own then lower(c, c.head, c.A) end
+      c.S, c.A = c.S - c.A, 0
     end
-    c.S = c.A + min(c.S - c.A + units, EXACT)
+    units = min(units, EXACT - (c.S - c.A))
+    c.S, c.T = c.S + units, c.now
     local i = c.n
-    if i > c.head and entry(c, i - 1) == c.now then i = i - 1 end
-    c.T = c.now
-    put(c, i, pack(ENTRY, c.now, c.S), i + 1)
+    if i > c.head then
+      local at, before = entry(c, i - 1)
+      if at == c.now then
+        i = i - 1
+        units = before + units -- of leases
+      end
+    end
+    put(c, i, pack(ENTRY, c.now, c.own and units or c.S))
   end
 
-  -- remove gives units back to the entry of that moment, if it is still there: whether it did.
+  -- remove gives units back to the entry of that moment, if it is still there: whether it did. Empty entries at either end go
+  -- at once.
   function k.remove(c, units, mark)
     local i = first(c, false, mark)
-    if i == c.n then return false end
-    local at, sum = entry(c, i)
-    if at ~= mark then return false end
-    local before = c.A
-    if i > c.head then
-      local _, s = entry(c, i - 1)
-      before = s
+    if i == c.n or entry(c, i) ~= mark then return false end
+    local had = held(c, i, i + 1)
+    units = min(units, had)
+    if units == 0 then return false end
+    if c.own then put(c, i, pack(ENTRY, mark, had - units)) else lower(c, i, units) end
+    c.S = c.S - units
+    if units == had and i == c.head then
+      repeat c.head = c.head + 1 until c.head == c.n or held(c, c.head, c.head + 1) > 0
+    elseif units == had and i == c.n - 1 then
+      repeat c.n = c.n - 1 until c.head == c.n or held(c, c.n - 1, c.n) > 0
     end
-    units = min(units, sum - before)
-    if units <= 0 then return false end
-    lower(c, i, units)
-    if sum - units > before or i < c.n - 1 then return true end -- an empty entry inside counts for nothing
-    c.n = i
-    if c.raw then c.raw = c.raw:sub(1, i * ENTRY_SIZE) end
     return true
   end
 
@@ -166,22 +193,39 @@ local function rare()
   function k.pullBack(c)
     local i = first(c, false, now)
     c.T = now
-    if i < c.n then put(c, i, pack(ENTRY, now, c.S), i + 1) end
+    if i < c.n then
+      local value = c.own and held(c, i, c.n) or c.S
+      c.n = i
+      put(c, i, pack(ENTRY, now, value))
+    end
+  end
+
+  -- compact returns the live entries without the empty ones.
+  local function compact(c)
+    local full, before = {}, c.own and 0 or c.A
+    for from = c.head, c.n - 1, PIECE do
+      local part = bytes(c, from, min(from + PIECE, c.n))
+      for pos = 1, #part, ENTRY_SIZE do
+        local _, value = unpack(ENTRY, part, pos)
+        if value > before then full[#full + 1] = part:sub(pos, pos + ENTRY_SIZE - 1) end
+        before = c.own and 0 or value
+      end
+    end
+    return table.concat(full)
   end
 
   function k.write(c, ttl)
-    if not c.raw and c.head <= c.n - c.head then
+    local live
+    if c.n - c.head > 2 * (c.S - c.A) + SMALL then -- most are empty, since each that is not holds a unit
+      live = compact(c)
+    elseif c.raw or c.head > c.n - c.head then -- small, or mostly dead
+      live = bytes(c, c.head, c.n)
+    else
       call('SETRANGE', c.key, 0, header(c, ''))
       call('PEXPIRE', c.key, ttl)
       return
     end
-    local live
-    if c.raw then
-      live = c.raw:sub(c.head * ENTRY_SIZE + 1, c.n * ENTRY_SIZE)
-    else -- mostly dead: shorten
-      live = call('GETRANGE', c.key, HEADER_SIZE + c.head * ENTRY_SIZE, HEADER_SIZE + c.n * ENTRY_SIZE - 1)
-    end
-    c.n, c.head, c.raw = c.n - c.head, 0, live
+    c.head, c.n, c.raw = 0, #live / ENTRY_SIZE, live
     call('SET', c.key, header(c, live), 'PX', ttl)
   end
 
@@ -206,10 +250,10 @@ local function rare()
       if l.slack and not force and mark ~= empty then return A, B, false end
       local most = (EXACT - EXACT % l.den) / l.den
       if units > most then units = most end
-      return math.max(0, A - units * l.den), B, true
+      return max(0, A - units * l.den), B, true
     end
-    if mark == T and A > 0 then return math.max(0, A - units), B, true end
-    if mark == T - l.window and B > 0 then return A, math.max(0, B - units), true end
+    if mark == T and A > 0 then return max(0, A - units), B, true end
+    if mark == T - l.window and B > 0 then return A, max(0, B - units), true end
     return A, B, false
   end
 
@@ -279,8 +323,8 @@ local function open(l, T, A, B, c)
       if B ~= den then
         k = k or rare()
         A = k.rescale(A, B, den)
-        if A > l.ceiling then A = l.ceiling end
       end
+      if A > l.ceiling then A = l.ceiling end -- also when another quota has the same scale
       if elapsed >= (A + -A % num) / num then
         A = 0
       elseif elapsed > 0 then
@@ -406,7 +450,7 @@ end
 -- The state is v if it was read already.
 local function read(key, l, v)
   if l.log then
-    local c = k.read(key)
+    local c = k.read(key, l)
     return c and c.T, 0, 0, 0, c
   end
   if v == nil then v = redis.pcall('GET', key) end
@@ -420,7 +464,8 @@ local rows
 local limits, reply = {false}, {''}
 local charges, pos, answered = ARGV[2], 2, 0
 
--- Read together, counters cost half as much. Only a key that comes again must be read anew, after the batch that wrote it.
+-- Read together, counters cost half as much, and what is no string counts as missing. Only a key that comes again must be read
+-- anew, after the batch that wrote it.
 local states = #KEYS > 1 and byte(charges) == 1 and call('MGET', spread(KEYS))
 
 while pos <= #charges do
@@ -494,7 +539,7 @@ while pos <= #charges do
           local given
           k = k or rare()
           A, B, given = k.giveBack(l, -cost, mark, flags % 16 >= 8, at, T, A, B, c)
-          changed = changed or given
+          if given then changed = true else mark = 0 end
         end
         if shared then
           rows[i][MARK] = mark

@@ -63,7 +63,7 @@ func (l *lane) report(err error, key []byte) {
 	if time.Since(l.closedAt) > relapse {
 		l.pause = firstProbe
 	}
-	l.store.laneDown(cause)
+	l.store.laneDown(l, cause)
 	l.store.background.Go(l.probe)
 }
 
@@ -75,7 +75,6 @@ func (l *lane) doubt() {
 		if l.blocked() != nil {
 			return
 		}
-		start := time.Now()
 		err := l.alive(nil)
 		if l.store.ctx.Err() != nil {
 			return
@@ -86,9 +85,6 @@ func (l *lane) doubt() {
 		}
 		failure := &Error{Kind: classify(err), Node: l.node, Err: err}
 		l.store.count(failure.Kind)
-		if l.store.options.OnCall != nil {
-			l.store.options.OnCall(time.Since(start), 0, failure)
-		}
 		l.report(failure, nil)
 	}
 }
@@ -126,7 +122,7 @@ func (l *lane) probe() {
 	l.failures, l.closedAt = 0, time.Now()
 	l.open.Store(nil)
 	l.breaker.mu.Unlock()
-	l.store.laneUp()
+	l.store.laneUp(l)
 }
 
 // probeKey is a key under the prefix in the same cluster slot as the given one.

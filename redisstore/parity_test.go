@@ -100,6 +100,7 @@ var drawn = []algorithms.Algorithm{
 // pickLimits draws the session's limits; some share their counters with different quotas.
 func (s *session) pickLimits() {
 	coarse := s.below(4) == 0 // limits of one space that need different ticks
+	logs := s.below(4) == 0
 	for tries := 0; len(s.limits) < 6 && tries < 60; tries++ {
 		zone := choose(s.choices, "a", "b")
 		p := algorithms.Policy{
@@ -107,6 +108,9 @@ func (s *session) pickLimits() {
 			Quota:     choose[int64](s.choices, 1, 2, 3, 5, 3, 7, 10, 50, 90, 1000, 1_000_000, 1<<40, 1<<52, 0),
 			Window: choose(s.choices, time.Second, time.Minute, 10*time.Second, 13*time.Second, time.Millisecond, time.Hour, 7*time.Microsecond,
 				time.Microsecond, 365*24*time.Hour, 1<<50*time.Microsecond),
+		}
+		if logs {
+			p.Algorithm = choose(s.choices, algorithms.SlidingLog, algorithms.Concurrency)
 		}
 		if p.Algorithm.Bucket() {
 			p.Burst = choose(s.choices, 1, 2, 3, max(1, p.Quota), 20, 1000)
@@ -117,7 +121,7 @@ func (s *session) pickLimits() {
 		}
 		if coarse {
 			zone, p.Algorithm, p.Window = "c", algorithms.TokenBucket, 365*24*time.Hour
-			p.Quota, p.Burst = choose[int64](s.choices, 1, 7, 999, 100_003), choose[int64](s.choices, 1, 3, 240, 999, 100_003)
+			p.Quota, p.Burst = choose[int64](s.choices, 1, 7, 43, 97, 999, 100_003), choose[int64](s.choices, 1, 3, 240, 999, 1500, 100_003)
 		} else if len(s.limits) > 0 && s.below(3) == 0 { // share
 			known := s.limits[s.below(len(s.limits))]
 			zone, p.Algorithm, p.Window, p.Burst = known.Space.Zone, known.Algorithm, known.Window, known.Burst
@@ -297,12 +301,13 @@ func testClient(t testing.TB, s *redistest.Server) *redis.Client {
 }
 
 // scripts are the script as it is, and with its rare paths made frequent: logs that count as large from the fourth
-// entry on, and running sums that begin anew early.
-func scripts(text string) [3]script {
-	large := strings.Replace(text, "local SMALL = 64", "local SMALL = 3", 1)
-	return [3]script{
+// entry on and are read in pieces of two, running sums that begin anew early, and logs that are compacted at each change.
+func scripts(text string) [4]script {
+	large := strings.NewReplacer("local SMALL = 64", "local SMALL = 3", "local PIECE = 500", "local PIECE = 2").Replace(text)
+	return [4]script{
 		newScript(givenTime + text), newScript(givenTime + large),
 		newScript(givenTime + strings.Replace(large, "c.A >= EXACT / 2", "c.A >= 2", 1)),
+		newScript(givenTime + strings.Replace(large, "> 2 * (c.S - c.A) + SMALL", "> 0", 1)),
 	}
 }
 
@@ -312,7 +317,7 @@ func TestParity(t *testing.T) {
 	total, refused, refunds, delayed, unknown := 0, 0, 0, 0, 0
 	seed := uint64(time.Now().UnixNano())
 	for i := uint64(0); total < 120_000; i++ {
-		s := newSession(client, all[i%3], fmt.Sprintf("p%d", i), randomChoices(seed+i, 6000))
+		s := newSession(client, all[i%4], fmt.Sprintf("p%d", i), randomChoices(seed+i, 6000))
 		if err := s.play(); err != nil {
 			t.Fatalf("seed %d: %v", seed+i, err)
 		}
@@ -337,7 +342,7 @@ func FuzzParity(f *testing.F) {
 	n := 0
 	f.Fuzz(func(t *testing.T, data []byte) {
 		n++
-		s := newSession(client, all[n%3], fmt.Sprintf("f%d.%d", n, time.Now().UnixNano()), &choices{data})
+		s := newSession(client, all[n%4], fmt.Sprintf("f%d.%d", n, time.Now().UnixNano()), &choices{data})
 		if err := s.play(); err != nil {
 			t.Fatal(err)
 		}
@@ -349,16 +354,38 @@ var mutants = []struct{ old, new string }{
 	{"elseif states then", "end if states then"},
 	{"state = states[answered + n]", "state = states[n]"},
 	{"c.now - l.window + 1", "c.now - l.window"},
-	{"c.A, c.head = sum, dead", "c.A, c.head = sum, dead + 1"},
+	{"held(c, c.head, dead), dead", "held(c, c.head, dead), dead + 1"},
+	{"c.A + held(c, c.head, dead)", "held(c, c.head, dead)"},
 	{"lo, hi, step = hi + 1,", "lo, hi, step = hi + 2,"},
 	{"lower(c, c.head, c.A)", "lower(c, c.head + 1, c.A)"},
-	{"c.S = c.A + min(c.S - c.A + units, EXACT)", "c.S = c.A + c.S - c.A + units"},
-	{"i > c.head and entry(c, i - 1) == c.now", "i > c.head and entry(c, i - 1) >= c.now + 1"},
-	{"if at ~= mark then return false end", ""},
-	{"units = min(units, sum - before)", ""},
-	{"lower(c, i, units)", "lower(c, i + 1, units)"},
+	{"if not c.own then lower(c, c.head", "do lower(c, c.head"},
+	{"units = min(units, EXACT - (c.S - c.A))", ""},
+	{"if at == c.now then", "if false then"},
+	{"units = before + units", "units = units"},
+	{"c.own and units or c.S", "c.S"},
+	{"or entry(c, i) ~= mark", ""},
+	{"units = min(units, had)", ""},
+	{"if units == 0 then return false end", ""},
+	{"else lower(c, i, units)", "else lower(c, i + 1, units)"},
+	{"had - units)", "0)"},
+	{"c.S = c.S - units", ""},
+	{"c.head + 1) > 0", "c.head + 1) >= 0 and c.n < 0"},
+	{"repeat c.n = c.n - 1 until", "repeat c.n = c.n - 2 until"},
+	{"if i > c.head then _, before", "if i < 0 then _, before"},
+	{"bytes(c, from, min(from + PIECE, last))", "bytes(c, from, last)"},
+	{"return c.raw:sub(i * ENTRY_SIZE + 1, last", "return c.raw:sub(1, last"},
+	{"c.raw:sub(last + 1))", "'')"},
+	{"c.n = max(c.n, last / ENTRY_SIZE)", "c.n = last / ENTRY_SIZE"},
+	{"c.own and held(c, i, c.n) or c.S", "c.own and 1 or c.S"},
+	{"full, before = {}, c.own and 0 or c.A", "full, before = {}, c.A"},
+	{"if value > before then", "if value >= before + 2 then"},
+	{"before = c.own and 0 or value", "before = value"},
+	{"live = compact(c)", "live = bytes(c, c.head, c.n - 1)"},
+	{"c.head, c.n, c.raw = 0,", "c.n, c.raw ="},
+	{"if given then changed = true else mark = 0 end", "changed = changed or given"},
+	{"if A > l.ceiling then A = l.ceiling end -- also", "-- also"},
 	{"if c then return A, B, k.remove(c, units, mark) end", "if c then return A, B, false, k.remove(c, units, mark) end"},
-	{"if i < c.n then put(c, i,", "if i > c.n then put(c, i,"},
+	{"if i < c.n then\n", "if i > c.n then\n"},
 	{"(product + -product % from) / from", "(product - product % from) / from"},
 	{"if ahead <= l.window then", "if ahead < l.window then"},
 	{"if B ~= den then", "if false then"},
@@ -378,7 +405,7 @@ var mutants = []struct{ old, new string }{
 	{"(A + -A % l.den) / l.den", "(A - A % l.den) / l.den"},
 	{"if at >= mark or", "if at > mark or"},
 	{"if mark == T - l.window and", "if mark == T + l.window and"},
-	{"math.max(0, A - units * l.den)", "A - units * l.den"},
+	{"max(0, A - units * l.den)", "A - units * l.den"},
 	{"if A > l.ceiling then A = l.ceiling end\n    return", "return"},
 	{"if flags < 16 and asked > 0 then", "if asked > 0 then"},
 	{"and not (f % 8 >= 4 and flags % 8 < 4)", ""},
@@ -395,8 +422,8 @@ var mutants = []struct{ old, new string }{
 	{"changed or anchored", "changed"},
 	{"if changed and owner == i then", "if commit and owner == i then"},
 	{"(round == 1 or not shared)", "true"},
-	{"math.max(0, A - units), B", "A - units, B"},
-	{"A, math.max(0, B - units)", "A, B - units"},
+	{"max(0, A - units), B", "A - units, B"},
+	{"A, max(0, B - units)", "A, B - units"},
 	{"(EXACT - EXACT % num) / num", "EXACT"},
 	{"A - l.latest > over then over = A - l.latest", "A - l.latest > over then over = A - l.latest - 1"},
 	{"if l.latest and A - l.latest > over", "if false"},
@@ -425,7 +452,7 @@ func TestMutants(t *testing.T) {
 		all := scripts(changed)
 		caught := false
 		for seed := uint64(0); seed < 400 && !caught; seed++ {
-			s := newSession(client, all[seed%3], fmt.Sprintf("m%d.%d", i, seed), randomChoices(seed, 2000))
+			s := newSession(client, all[seed%4], fmt.Sprintf("m%d.%d", i, seed), randomChoices(seed, 2000))
 			err := s.play()
 			caught = err != nil
 			if caught && strings.Contains(err.Error(), "compiling") {

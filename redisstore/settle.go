@@ -5,11 +5,8 @@ package redisstore
 
 import (
 	"context"
-	"errors"
-	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -30,65 +27,28 @@ type settlement struct {
 	force bool
 }
 
-// owed is a sum of charges, and what to call when it is settled or dropped.
-type owed struct {
-	algorithms.Charge
-	then []func()
-}
-
-func (o owed) done() {
-	for _, then := range o.then {
-		then()
-	}
-}
-
 type settlements struct {
 	applying sync.Mutex // one call after the other, so that what waits is merged, and Close waits for the last
 	mu       sync.Mutex
-	pending  map[settlement]owed
+	pending  map[settlement]algorithms.Charge
+	taken    int // how many are being settled, and may come back
 	wake     chan struct{}
 	running  bool
+	closed   bool
 }
 
 // Settle applies charges in the background; each must be one that cannot be refused: below zero, or forced. Keys are kept
-// until then. What cannot be applied is reported to [Options.OnUnsettled].
+// until then. Units in flight come last: who sees none of a key in flight sees what was settled together with them. What
+// cannot be applied is reported to [Options.OnUnsettled].
 func (s *Store) Settle(charges ...algorithms.Charge) {
-	list := make([]owed, len(charges))
-	for i, c := range charges {
-		list[i].Charge = c
-	}
-	s.settle(list)
-}
-
-// SettleThen is Settle for one charge or several, that calls done once all of them are settled or dropped.
-func (s *Store) SettleThen(done func(), charges ...algorithms.Charge) {
-	left := new(atomic.Int64)
-	left.Store(int64(len(charges)))
-	then := []func(){func() {
-		if left.Add(-1) == 0 {
-			done()
-		}
-	}}
-	list := make([]owed, len(charges))
-	for i, c := range charges {
-		list[i] = owed{Charge: c, then: then}
-	}
-	s.settle(list)
-}
-
-func (s *Store) settle(list []owed) {
-	if len(list) == 0 { // nothing to wake up for
+	if len(charges) == 0 { // nothing to wake up for
 		return
 	}
-	if s.ctx.Err() != nil { // closed
-		s.dropped(list...)
-		return
-	}
-	var dropped []owed
+	dropped := 0
 	s.unsettled.mu.Lock()
-	for _, o := range list {
-		if !s.unsettled.add(o) {
-			dropped = append(dropped, o)
+	for _, c := range charges {
+		if !s.unsettled.add(c) {
+			dropped++
 		}
 	}
 	if !s.unsettled.running {
@@ -96,7 +56,7 @@ func (s *Store) settle(list []owed) {
 		s.background.Go(s.keepSettling)
 	}
 	s.unsettled.mu.Unlock()
-	s.dropped(dropped...)
+	s.dropped(dropped)
 	select {
 	case s.unsettled.wake <- struct{}{}:
 	default: // it is awake
@@ -104,30 +64,32 @@ func (s *Store) settle(list []owed) {
 }
 
 // add merges a charge into those that wait, and reports whether there was room.
-func (u *settlements) add(o owed) bool {
-	id := settlement{space: o.Limit.Space, key: o.Key, mark: o.Mark, force: o.Force}
+func (u *settlements) add(c algorithms.Charge) bool {
+	id := settlement{space: c.Limit.Space, key: c.Key, mark: c.Mark, force: c.Force}
 	if waiting, ok := u.pending[id]; ok {
-		o.Cost += waiting.Cost // of opposite signs or far below any bound
-		o.then = append(waiting.then, o.then...)
-	} else if len(u.pending) >= maxUnsettled {
+		c.Cost += waiting.Cost // of opposite signs or far below any bound
+	} else if u.closed || len(u.pending)+u.taken >= maxUnsettled {
 		return false
 	}
-	u.pending[id] = o
+	u.pending[id] = c
 	return true
 }
 
-// take removes some of what waits.
-func (u *settlements) take(into []owed) []owed {
+// take removes what waits: units in flight, and all else. All of it, so that what is in flight waits for what came with it
+// and not for what keeps coming.
+func (u *settlements) take() (others, inFlight []algorithms.Charge) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for id, o := range u.pending {
-		into = append(into, o)
-		delete(u.pending, id)
-		if len(into) == settleAtOnce {
-			break
+	u.taken = len(u.pending)
+	for _, c := range u.pending {
+		if c.Limit.Algorithm == algorithms.Concurrency {
+			inFlight = append(inFlight, c)
+		} else {
+			others = append(others, c)
 		}
 	}
-	return into
+	clear(u.pending)
+	return others, inFlight
 }
 
 // keepSettling is the one goroutine that settles. While Redis is down what waits is merged further.
@@ -146,36 +108,42 @@ func (s *Store) keepSettling() {
 	}
 }
 
-// settleAll applies what waits, and reports whether nothing is left that may be tried again. What one server does not take
-// holds up nothing of the others.
+// settleAll applies what waits, and reports whether nothing is left that may be tried again.
 func (s *Store) settleAll(ctx context.Context) bool {
 	s.unsettled.applying.Lock()
 	defer s.unsettled.applying.Unlock()
-	var list, again []owed
-	var charges [settleAtOnce]algorithms.Charge
+	others, inFlight := s.unsettled.take()
+	again := s.settle(ctx, others)
+	again = append(again, s.settle(ctx, inFlight)...)
+	s.unsettled.mu.Lock()
+	s.unsettled.taken = 0
+	s.unsettled.mu.Unlock()
+	s.Settle(again...)
+	return len(again) == 0
+}
+
+// settle applies charges, some at a time, and returns those that may be tried again. What one server does not take holds up
+// nothing of the others.
+func (s *Store) settle(ctx context.Context, charges []algorithms.Charge) (again []algorithms.Charge) {
 	var out [settleAtOnce]algorithms.Outcome
-	for len(again) == 0 || int(s.down.Load()) < len(s.allLanes()) && len(again) < maxUnsettled {
-		list = s.unsettled.take(list[:0])
-		if len(list) == 0 {
-			break
+	for some := range slices.Chunk(charges, settleAtOnce) {
+		if len(again) > 0 && int(s.down.Load()) == len(s.allLanes()) {
+			again = append(again, some...)
+			continue
 		}
-		for i, o := range list {
-			charges[i] = o.Charge
-		}
-		for i, err := range s.applyEach(ctx, 1, charges[:len(list)], out[:len(list)]) {
-			var failure *Error
+		lost, deadline := 0, time.Now().Add(s.options.Timeout)
+		for i, err := range s.applyEach(ctx, deadline, some, out[:len(some)]) {
 			switch {
 			case err == nil:
-				list[i].done()
-			case errors.As(err, &failure) && (failure.Open || !perhapsExecuted(failure.Kind)):
-				again = append(again, list[i])
+			case unapplied(err):
+				again = append(again, some[i])
 			default: // Redis may have taken it: to try again could count it twice
-				s.dropped(list[i])
+				lost++
 			}
 		}
+		s.dropped(lost)
 	}
-	s.settle(again)
-	return len(again) == 0
+	return again
 }
 
 // settleRest is the last attempt of a store that closes.
@@ -184,18 +152,20 @@ func (s *Store) settleRest() {
 	defer cancel()
 	for !s.settleAll(ctx) && sleep(ctx, settlePause) {
 	}
-	s.unsettled.mu.Lock()
-	left := slices.Collect(maps.Values(s.unsettled.pending))
-	clear(s.unsettled.pending)
-	s.unsettled.mu.Unlock()
-	s.dropped(left...)
 }
 
-func (s *Store) dropped(list ...owed) {
-	if len(list) > 0 && s.options.OnUnsettled != nil {
-		s.options.OnUnsettled(len(list))
-	}
-	for _, o := range list {
-		o.done()
+// closeSettling drops, counted, what is left and all that still comes.
+func (s *Store) closeSettling() {
+	s.unsettled.mu.Lock()
+	s.unsettled.closed = true
+	left := len(s.unsettled.pending)
+	clear(s.unsettled.pending)
+	s.unsettled.mu.Unlock()
+	s.dropped(left)
+}
+
+func (s *Store) dropped(n int) {
+	if n > 0 && s.options.OnUnsettled != nil {
+		s.options.OnUnsettled(n)
 	}
 }

@@ -76,32 +76,39 @@ func TestSettlingRests(t *testing.T) {
 	}
 }
 
-// Who waits for a settlement hears of it once, whether it was merged with others, has several counters, or is dropped.
-func TestSettlementsTellThatTheyAreDone(t *testing.T) {
-	server := redistest.Start(t)
-	s := open(t, Options{Addrs: []string{server.Addr}})
-	a, b := hourly(t, "a", 100), hourly(t, "b", 100)
-	var done atomic.Int64
-	then := func() {
-		if n := done.Add(1); n > 50 {
-			t.Error("done", n, "times")
+// Units in flight are given back after what was settled together with them: who sees none of a key in flight sees the rest.
+func TestUnitsInFlightAreSettledLast(t *testing.T) {
+	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}})
+	units := hourly(t, "u", 1_000_000)
+	flight := compile(t, "f", algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 1000, Window: time.Hour})
+	key := func(i int) string { return fmt.Sprint("k", i) }
+	const keys = 200
+	var back [][]algorithms.Charge
+	for i := range keys {
+		var out [2]algorithms.Outcome
+		take := []algorithms.Charge{{Key: key(i), Limit: flight, Cost: 1, DryRun: true}, {Key: key(i), Limit: units, Cost: 1}}
+		if err := s.Apply(context.Background(), take, out[:]); err != nil {
+			t.Fatal(err)
 		}
+		back = append(back, []algorithms.Charge{
+			{Key: key(i), Limit: flight, Cost: -1, Mark: out[0].Mark}, {Key: key(i), Limit: units, Cost: -1, Mark: out[1].Mark},
+		})
 	}
-	for range 40 {
-		s.SettleThen(then, algorithms.Charge{Key: "k", Limit: a, Cost: 1, Force: true}, algorithms.Charge{Key: "k", Limit: b, Cost: 1, Force: true})
+	for _, charges := range back {
+		s.Settle(charges...)
 	}
-	waitFor(t, "all are done", func() bool { return done.Load() == 40 })
-	if left(t, s, a, "k") != 60 || left(t, s, b, "k") != 60 {
-		t.Error("done before it is settled")
-	}
-	server.Kill()
-	for range 9 {
-		s.SettleThen(then, algorithms.Charge{Key: "k", Limit: a, Cost: 1, Force: true})
-	}
-	s.Close()
-	s.SettleThen(then, algorithms.Charge{Key: "k", Limit: a, Cost: 1, Force: true})
-	if n := done.Load(); n != 50 {
-		t.Errorf("%d of 50 are done when the store is closed", n)
+	for i := 0; i < keys; {
+		var out [2]algorithms.Outcome
+		look := []algorithms.Charge{{Key: key(i), Limit: flight, Peek: true}, {Key: key(i), Limit: units, Peek: true}}
+		if err := s.Apply(context.Background(), look, out[:]); err != nil {
+			t.Fatal(err)
+		}
+		if out[0].Remaining == 1000 {
+			if out[1].Remaining != 1_000_000 {
+				t.Fatalf("none of %s is in flight, but its unit is not back", key(i))
+			}
+			i++
+		}
 	}
 }
 
@@ -277,4 +284,34 @@ func TestLeasesConcurrent(t *testing.T) {
 	}
 	waitFor(t, "none is in flight", func() bool { return left(t, s, l, "k") == 1<<30 })
 	waitFor(t, "no key is left", func() bool { return server.Do("dbsize") == int64(0) })
+}
+
+// What comes while a store closes is settled or counted, whenever it comes.
+func TestNothingIsLostWhileClosing(t *testing.T) {
+	nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	var dropped atomic.Int64
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Ring, Timeout: time.Second, OnUnsettled: func(n int) { dropped.Add(int64(n)) }})
+	on := oneOnEach(s, func(zone string) *algorithms.Limit { return hourly(t, zone, 100) })
+	alive, dead := 0, 1 // to the one that is alive the store says goodbye
+	if s.fleetLane() == s.lanes[1] {
+		alive, dead = 1, 0
+	}
+	left(t, s, on[alive], "k")
+	nodes[dead].Kill()
+	nodes[alive].Stop()
+	closed := make(chan error)
+	go func() { closed <- s.Close() }()
+	total := int64(0)
+	for done := false; !done; {
+		s.Settle(algorithms.Charge{Key: "k", Limit: on[dead], Cost: 1, Mark: total, Force: true})
+		total++
+		select {
+		case <-closed:
+			done = true
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if n := dropped.Load(); n != total {
+		t.Errorf("%d of %d are counted as dropped", n, total)
+	}
 }

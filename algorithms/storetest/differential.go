@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -163,7 +164,7 @@ func (w *walk) charge(l *algorithms.Limit) algorithms.Charge {
 		c.Cost = 0
 	case 1, 2, 3:
 		c.Cost = 1 + w.Int64N(l.Capacity+1)
-	case 4, 5:
+	case 4, 5, 10:
 		if r, ok := w.taken(l); ok {
 			return r
 		}
@@ -179,7 +180,7 @@ func (w *walk) charge(l *algorithms.Limit) algorithms.Charge {
 		}
 	case 12:
 		c.Check = true
-	case 13: // from the end of a queue only; taken gives back by force
+	case 11, 13: // from the end of a queue only; taken gives back by force
 		if r, ok := w.taken(l); ok {
 			r.Force = false
 			return r
@@ -188,14 +189,10 @@ func (w *walk) charge(l *algorithms.Limit) algorithms.Charge {
 	return c
 }
 
-// taken is a refund of what an earlier request took from this limit's space.
+// taken is a refund of what an earlier request took from this limit's space, more likely one that still stands.
 func (w *walk) taken(l *algorithms.Limit) (algorithms.Charge, bool) {
-	for range 8 {
-		if len(w.marks) == 0 {
-			break
-		}
-		c := w.marks[w.IntN(len(w.marks))]
-		if c.Limit.Space == l.Space {
+	for _, c := range slices.Backward(w.marks) {
+		if c.Limit.Space == l.Space && w.IntN(3) > 0 {
 			c.Limit, c.Cost, c.Force = l, -1-w.Int64N(c.Cost), true
 			return c, true
 		}

@@ -1,0 +1,101 @@
+package sluice
+
+// Two handlers on one zone: a site-wide one, say, and one of a route behind it that costs more. Each charges the request for
+// itself, when it comes to it. So the first one's decision is no longer true when the second has made its own, and a wait that
+// either tells must be long enough for both, since a retry asks both again.
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/fields"
+)
+
+// severalRules reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
+func (z *zone) severalRules() bool { return z.rules > 1 }
+
+// toldBefore reports whether the client was told what another rule of the zone had left.
+func (q *question) toldBefore(z *zone) bool {
+	return z.severalRules() && q.record.tightest(z.first.Zone) != nil
+}
+
+// retract takes back what the client was told before.
+func (a *asked) retract(h http.Header, rec *record) {
+	if a.again {
+		fields.Retract(h, &rec.scratch, a.plan.Names...)
+	}
+}
+
+// taken is what a rule took from a counter.
+type taken struct {
+	key   string
+	units int64
+}
+
+// taken is what later rules of the zone need to know of a charge that was committed; nil if there are none.
+func (a *asked) taken(limit int) *taken {
+	if !a.rule.zone.severalRules() || !a.outcome(limit).OK {
+		return nil
+	}
+	return &taken{key: strings.Clone(a.key), units: a.charge(limit).Cost}
+}
+
+// held is what the request has already taken, under earlier rules, from the counter that a rule is about to charge. Those rules
+// learn what the request meets behind them.
+func (rec *record) held(by *asked, limit *algorithms.Limit, cost int64) (units int64) {
+	if rec == nil || !by.rule.zone.severalRules() {
+		return 0
+	}
+	for i := range rec.answers {
+		a := &rec.answers[i]
+		if a.taken == nil || a.limit.Space != limit.Space || a.taken.key != by.key {
+			continue
+		}
+		if by.enforced && !by.rule.Cost.Dynamic() {
+			a.rule.learn(ahead{rule: by.rule, space: limit.Space, units: cost})
+		}
+		units += a.taken.units
+	}
+	return units
+}
+
+// ahead is what a rule of a later handler, at a fixed cost, was seen to take from the same counter on the same request. Only
+// requests tell, since which handlers a request meets depends on routes. A refused request never gets to those handlers, and must
+// yet be told a wait that is long enough for them too.
+type ahead struct {
+	rule  *rule
+	space algorithms.Space
+	units int64
+}
+
+// learn remembers it. Of two rules that learn at once one may be lost until the next request.
+func (r *rule) learn(a ahead) {
+	var known []ahead
+	if list := r.ahead.Load(); list != nil {
+		known = *list
+	}
+	if !slices.Contains(known, a) {
+		known = append(slices.Clip(known), a)
+		r.ahead.Store(&known)
+	}
+}
+
+// aheadOf is what later rules will take of the limit's counter from a request like this one. What the routes around
+// those rules say of it is not known.
+func (r *rule) aheadOf(req *http.Request, limit *algorithms.Limit) (units int64) {
+	list := r.ahead.Load()
+	if list == nil {
+		return 0
+	}
+	for _, a := range *list {
+		if a.space != limit.Space {
+			continue
+		}
+		if applies, _, err := a.rule.about(req); applies && err == nil {
+			units += a.units
+		}
+	}
+	return units
+}
