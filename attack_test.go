@@ -50,7 +50,7 @@ func TestConcurrentBansAreOneStep(t *testing.T) {
 	b := &caddyfile.Ban{Durations: []time.Duration{time.Minute, 10 * time.Minute, time.Hour}, Bans: algorithms.Ban("z (bans)"), Ladder: ladder}
 	var stores []*redisstore.Store
 	for range 4 {
-		s, err := redisstore.New(redisstore.Options{Addrs: []string{r.Addr}, Timeout: time.Second})
+		s, err := redisstore.New(redisstore.Options{Addrs: []string{r.Addr}, Timeout: 10 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}

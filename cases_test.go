@@ -322,7 +322,7 @@ func TestF30RefusalLeavesGroupLimit(t *testing.T) {
 	}
 }
 
-// 5/s with 10/s offered for 10 s: refused requests do not count.
+// 5/s with 10/s offered for 10 s: refused requests do not count. A token bucket that was full has its burst of 5 on top.
 func TestF31SteadyOverload(t *testing.T) {
 	for algorithm, want := range map[string][2]int{
 		"sliding_log": {50, 51}, "fixed_window": {50, 51}, "token_bucket": {50, 55}, "leaky_bucket": {50, 51}, "sliding_window": {39, 43},

@@ -58,20 +58,21 @@ func (b *batch) giveBack(ctx context.Context) {
 	if len(b.charges) == 0 {
 		return
 	}
-	if b.wait != nil {
-		b.wait.Leave()
-	}
 	marks := make([]algorithms.Outcome, len(b.outcomes))
 	back := make([]algorithms.Charge, 0, len(b.charges))
 	for i, c := range b.charges {
-		// A dry run that refused has taken nothing, nor has who asks; who waited has left the room.
+		// A dry run that refused has taken nothing, nor has who asks; who has a slot leaves the room.
 		if b.outcomes[i].OK && !c.Check && (b.wait == nil || b.outcomes[i].Delay == 0 || c.DryRun) {
-			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: b.outcomes[i].Mark})
+			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: b.outcomes[i].Mark, Force: true})
 		} else {
 			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit})
 		}
 	}
-	_ = local.Apply(ctx, back, marks)
+	if b.queued {
+		room.GiveBack(b.wait, back, marks)
+	} else {
+		_ = local.Apply(ctx, back, marks)
+	}
 	for i := range marks {
 		b.outcomes[i].Remaining, b.outcomes[i].Next = marks[i].Remaining, marks[i].Next
 	}

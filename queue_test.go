@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
 // arrivals are the requests that an upstream got, in order.
@@ -589,6 +591,40 @@ func TestQueueBesideRefusingZone(t *testing.T) {
 			t.Errorf("%d wait", n)
 		}
 	})
+}
+
+// Requests that are in a local queue while Redis decides, and are refused there, give back what they took: those that were to be
+// served at once as well as those that have a slot, in whatever order they are answered.
+func TestLocalQueueBesideRefusingRedis(t *testing.T) {
+	redis := redistest.Start(t)
+	s := serve(t, sharing(redis.Addr, patient, `
+		zone q 1/1h {
+			key everyone
+			algorithm leaky_bucket
+			queue 5 delay 3
+			cost {header.X-Cost}
+			store local
+		}
+		zone ours 1/1d {
+			key everyone
+		}`))
+	left := func() int { return s.refused("/", "X-Cost", "6").left("q") } // refused by q, which asks nobody else
+	s.pass(1, "/")
+	redis.Stop()
+	var came []<-chan *answer
+	for range 5 {
+		came = append(came, s.send(context.Background(), "/"))
+	}
+	eventually(t, 20*time.Second, "all to be in the queue", func() bool { return left() == 0 })
+	redis.Continue()
+	for _, c := range came {
+		if a := <-c; a == nil || a.StatusCode != 429 || !strings.Contains(a.body, `["ours"]`) {
+			t.Errorf("%+v", a)
+		}
+	}
+	if n := left(); n != 5 {
+		t.Errorf("%d left of the queue, want 5: only one was served", n)
+	}
 }
 
 // Two rules that name one zone with a queue take two slots, and the request waits for the second of them.

@@ -269,7 +269,7 @@ func TestRecipeFragileBackend(t *testing.T) { onStores(t, testRecipeFragileBacke
 func testRecipeFragileBackend(t *testing.T, st *stage) {
 	came := make(chan time.Time, 100)
 	s := serve(t, st.counting(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "queue 30", "queue 5")))
-	const clients = 20 // far more than there is room for until the last of them is there
+	const clients = 60 // far more than there is room for until the last of them is there
 	start := time.Now()
 	var answers [clients]<-chan *answer
 	for i := range answers {

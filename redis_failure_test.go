@@ -251,6 +251,17 @@ func checkEvents(t *testing.T, kind string, back bool) {
 	}
 }
 
+// F45: what is done without on_store_error is local, never allow. The JSON that the Caddyfile becomes leaves it out too.
+func TestF45OnStoreErrorLeftOut(t *testing.T) {
+	config := sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 300ms", "zone z 2/1h")
+	if adapted, err := adapt(config); err != nil || strings.Contains(string(adapted), "on_store_error") {
+		t.Fatal(string(adapted), err)
+	}
+	s := serve(t, config)
+	s.pass(2, "/")
+	s.refused("/")
+}
+
 // What local zones took is given back when the shared store is down and a zone denies.
 func TestDenyGivesBackWhatLocalZonesTook(t *testing.T) {
 	r := redistest.Start(t)

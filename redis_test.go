@@ -231,7 +231,7 @@ func TestOneDecisionCallPerRequest(t *testing.T) {
 			t.Errorf("%d zones: the last one is not told", n)
 		}
 	}
-	way.delay.Store(int64(3 * time.Millisecond))
+	way.delay.Store(int64(20 * time.Millisecond)) // so that others come meanwhile, on a busy machine too
 	const together = 400
 	before := decisions(redis)
 	var wg sync.WaitGroup

@@ -136,7 +136,7 @@ func TestSentinelFailover(t *testing.T) {
 			denied++
 			return false
 		}
-		if a.left("z") != 98 {
+		if left := a.left("z"); left < 90 || left > 98 { // less than 98 if Redis has counted what timed out
 			t.Errorf("%d left: %s", a.left("z"), a.Status)
 		}
 		return true
@@ -194,9 +194,9 @@ func TestShareOfTheFleet(t *testing.T) {
 	t.Parallel()
 	r := redistest.Start(t)
 	const zones = "zone z 20/1h"
-	option := "redis " + r.Addr + " {\n timeout 1s\n}"
+	option := "redis " + r.Addr + " {\n" + patient + "\n}"
 	a, b := startInstance(t, option, zones), startInstance(t, option, zones)
-	configured := startInstance(t, "redis "+r.Addr+" {\n timeout 1s\n prefix alone\n}\nfleet_size 5", zones)
+	configured := startInstance(t, "redis "+r.Addr+" {\n" + patient + "\n prefix alone\n}\nfleet_size 5", zones)
 	a.ask()
 	b.ask()
 	// Both have announced themselves after both were there.

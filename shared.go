@@ -4,7 +4,6 @@ package sluice
 // watched, so that nobody can miss that it is down.
 
 import (
-	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -107,13 +106,8 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 				a.logger.Warn("shared store: " + text)
 			}
 		}
-		options.OnCall = func(took time.Duration, _ int, err error) {
-			storeMetrics.Call(took)
-			var failure *redisstore.Error
-			if errors.As(err, &failure) {
-				storeMetrics.Failure(string(failure.Kind))
-			}
-		}
+		options.OnCall = func(took time.Duration, _ int) { storeMetrics.Call(took) }
+		options.OnFailure = func(kind redisstore.Kind) { storeMetrics.Failure(string(kind)) }
 		options.OnUnsettled = storeMetrics.Unsettled
 		var err error
 		if s.Store, err = redisstore.New(options); err != nil {

@@ -68,7 +68,9 @@ func (l *Limit) fill(c *Counter, units int64) int64 {
 // emptyAt is the moment at which the meter is empty if nobody charges it. A charge moves it, time does not.
 func (l *Limit) emptyAt(c *Counter) int64 { return c.now + l.untilTick(c, ceilDiv(c.A, l.num)) }
 
-// unfill gives back to a meter that was not empty since. Of a queue only the last slot can be given back, since those behind
+// unfill gives back to a meter that was not to be empty until now. It may have been, if other units that were given back
+// emptied it sooner, and then what was taken since is given back, never more than is in use: to know since when a meter is not
+// empty would take 8 bytes of each key in every store. Of a queue only the last slot can be given back, since those behind
 // any other keep theirs, and a newcomer would be told one of them; who moves them up forces it.
 func (l *Limit) unfill(c *Counter, units, emptyAt int64, force bool) bool {
 	if c.now >= emptyAt || c.A == 0 {

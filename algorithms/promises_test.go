@@ -602,6 +602,7 @@ func TestPromise12RefundsStayWithinWhatWasTaken(t *testing.T) {
 			if len(receipts) > 0 && r.IntN(2) == 0 {
 				c := receipts[r.IntN(len(receipts))]
 				o := s.decide(now, Charge{Cost: -c.units, Mark: c.mark})
+				// For a bucket as far as the mark tells: see unfill.
 				void := now.Microseconds() >= c.mark && s.l.Algorithm.Bucket() ||
 					now.Microseconds() >= c.at+2*s.l.window && !s.l.Algorithm.Bucket()
 				if free := s.free(now); free < before || free > before+c.units || free > s.l.Capacity || (void && free != before) {

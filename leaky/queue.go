@@ -183,20 +183,46 @@ func (w *Wait) clear(left func(t *ticket, behind []*ticket)) {
 	w.tickets = nil
 }
 
-// giveBack moves those behind up and returns the units: by force, since it is not the last slot that becomes free, but
-// after the move the last one is.
-func (r *Room) giveBack(t *ticket, behind []*ticket) {
-	for _, b := range behind {
-		if b.wait == t.wait {
-			continue // the same slot, and about to leave too
+// GiveBack undoes a batch that Apply passed, for a request that will not be served: back has a charge below zero, forced, for
+// each of its charges that does not stand in line as w, and out answers them. Unlike a client's that went away, a slot that
+// has come is given back too, and so is what had none; who came later moves up.
+func (r *Room) GiveBack(w *Wait, back []algorithms.Charge, out []algorithms.Outcome) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w != nil {
+		w.clear(r.giveBack)
+	}
+	_ = r.store.Apply(context.Background(), back, out) // a store in this process does not fail
+	for i := range back {
+		c := &back[i]
+		if c.Cost >= 0 || out[i].Mark == 0 {
+			continue
 		}
-		b.gone += t.cost
-		select {
-		case b.wait.moved <- struct{}{}:
-		default: // it will look anyway
+		for _, t := range r.lines[place{c.Limit.Space, c.Key}] {
+			if t.mark > c.Mark {
+				t.moveUp(-c.Cost)
+			}
 		}
 	}
+}
+
+// giveBack returns a ticket's units and moves those behind it up: by force, since it is not the last slot that becomes free,
+// but after the move the last one is. Units that are used up already move nobody.
+func (r *Room) giveBack(t *ticket, behind []*ticket) {
 	back := [1]algorithms.Charge{{Key: t.place.key, Limit: t.limit, Cost: -t.cost, Mark: t.mark, Force: true}}
 	var out [1]algorithms.Outcome
-	_ = r.store.Apply(context.Background(), back[:], out[:]) // a store in this process does not fail
+	_ = r.store.Apply(context.Background(), back[:], out[:])
+	for _, b := range behind {
+		if b.wait != t.wait && out[0].Mark != 0 { // ours have the same slot, and are about to leave too
+			b.moveUp(t.cost)
+		}
+	}
+}
+
+func (t *ticket) moveUp(units int64) {
+	t.gone += units
+	select {
+	case t.wait.moved <- struct{}{}:
+	default: // it will look anyway
+	}
 }

@@ -459,3 +459,84 @@ func TestRoomOfABrokenStore(t *testing.T) {
 		t.Errorf("%v, %v", w, err)
 	}
 }
+
+// back is what undoes a batch: a charge below zero for each that has no place in line.
+func back(charges []algorithms.Charge, out []algorithms.Outcome) []algorithms.Charge {
+	var all []algorithms.Charge
+	for i, c := range charges {
+		if out[i].Delay == 0 || c.DryRun {
+			all = append(all, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: out[i].Mark, Force: true})
+		}
+	}
+	return all
+}
+
+// undo is the request refused elsewhere after it passed here.
+func (h *house) undo(w *Wait, out []algorithms.Outcome, charges ...algorithms.Charge) {
+	b := back(charges, out)
+	h.GiveBack(w, b, make([]algorithms.Outcome, len(b)))
+}
+
+// All that were served at once are given back, in whatever order: not only the one that came last.
+func TestRoomGivesBackWhatHadNoSlot(t *testing.T) {
+	inBubble(t, func(t *testing.T, h *house) {
+		c := algorithms.Charge{Key: "k", Limit: compile(t, "z", Queue(1, time.Second, 5, 3, 0)), Cost: 1}
+		var taken [4][]algorithms.Outcome
+		for i := range taken {
+			var w *Wait
+			if w, taken[i] = h.ask(c); w != nil {
+				t.Fatalf("request %d waits: %+v", i, taken[i])
+			}
+		}
+		for i, out := range taken {
+			h.undo(nil, out, c)
+			look := c
+			look.Cost = 0
+			if _, now := h.ask(look); now[0].Remaining != int64(3+i) {
+				t.Errorf("%d given back: %+v", i+1, now)
+			}
+		}
+	})
+}
+
+// Who came later moves up: behind one that was to be served at once, and behind one whose slot has come meanwhile.
+func TestRoomGivesBackBehindOthers(t *testing.T) {
+	type at = map[string]time.Duration
+	for name, undo := range map[string]struct {
+		when time.Duration
+		who  int // of those that are not on their own
+		next time.Duration
+		want at
+	}{
+		"at once":           {ms(10), 0, ms(290), at{"C": ms(100), "D": ms(200), "newcomer": ms(300)}},
+		"its slot has come": {ms(150), 1, ms(150), at{"C": ms(150), "D": ms(200), "newcomer": ms(300)}},
+		"its slot is over":  {ms(190), 0, ms(210), at{"C": ms(200), "D": ms(300), "newcomer": ms(400)}},
+		"dry run":           {ms(10), 2, ms(390), at{"C": ms(200), "D": ms(300), "newcomer": ms(400)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, h *house) {
+				c := algorithms.Charge{Key: "k", Limit: compile(t, "z", Queue(10, time.Second, 9, 0, 0)), Cost: 1}
+				dry := c
+				dry.DryRun = true
+				all := []algorithms.Charge{c, c, dry}
+				waits, outs := make([]*Wait, 3), make([][]algorithms.Outcome, 3)
+				for i := range 2 {
+					waits[i], outs[i] = h.ask(all[i])
+				}
+				h.enter(context.Background(), "C", ms(200), c)
+				h.enter(context.Background(), "D", ms(300), c)
+				if undo.who == 2 {
+					waits[2], outs[2] = h.ask(dry)
+				}
+				h.at(undo.when)
+				synctest.Wait()
+				h.undo(waits[undo.who], outs[undo.who], all[undo.who])
+				if undo.who != 1 {
+					h.all.Go(func() { _ = waits[1].Until(context.Background()) })
+				}
+				h.enter(context.Background(), "newcomer", undo.next, c)
+				h.served(undo.want)
+			})
+		})
+	}
+}

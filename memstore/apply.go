@@ -24,16 +24,16 @@ type visit struct {
 	counter algorithms.Counter
 }
 
-func (s *Store) begin(v *visit, c *algorithms.Charge) {
-	v.table = s.table(c.Limit)
-	v.key = s.digest(c.Key)
+func (s *Store) begin(v *visit, charges []algorithms.Charge, i int) {
+	v.table = s.table(charges[i].Limit, charges)
+	v.key = s.digest(charges[i].Key)
 	v.shard = v.table.shard(v.key)
 }
 
 func (s *Store) beginAll(charges []algorithms.Charge, visits []visit) {
 	for i := range charges {
 		v := &visits[i]
-		s.begin(v, &charges[i])
+		s.begin(v, charges, i)
 		v.first = i
 		for j := range i {
 			if visits[j].shard == v.shard && visits[j].key == v.key {
@@ -58,7 +58,7 @@ func changed(c *algorithms.Charge, o *algorithms.Outcome, counter *algorithms.Co
 // applyOne is what most batches need, without the loops.
 func (s *Store) applyOne(charges []algorithms.Charge, out []algorithms.Outcome) {
 	var v visit
-	s.begin(&v, &charges[0])
+	s.begin(&v, charges, 0)
 	counters := [1]*algorithms.Counter{&v.counter}
 	now := s.clock()
 	v.shard.mu.Lock()

@@ -19,6 +19,7 @@ import (
 	"context"
 	"hash/maphash"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -101,21 +102,26 @@ func (s *Store) Apply(_ context.Context, charges []algorithms.Charge, out []algo
 // boundLimits keeps a caller that compiles a limit for each request from growing the cache without end.
 const boundLimits = 1024
 
-func (s *Store) table(l *algorithms.Limit) *table {
+// table returns that of a limit, for a batch.
+func (s *Store) table(l *algorithms.Limit, charges []algorithms.Charge) *table {
 	if t := (*s.bound.Load())[l]; t != nil {
 		return t
 	}
-	return s.bind(l)
+	return s.bind(l, charges)
 }
 
-// bind makes the limit's table known to table, and makes the table if the space is new.
-func (s *Store) bind(l *algorithms.Limit) *table {
+// bind makes the limit's table known to table, and makes the table if the space is new. A batch that only gives back gets
+// an empty one of its own: if it outlived its zone, nobody would free another.
+func (s *Store) bind(l *algorithms.Limit, charges []algorithms.Charge) *table {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t := s.spaces[l.Space]
 	if t == nil {
 		t = newTable(l, s.ranks)
 		s.ranks += uint64(len(t.shards))
+		if s.opened[l.Space.Zone] == 0 && !slices.ContainsFunc(charges, func(c algorithms.Charge) bool { return c.Cost > 0 }) {
+			return t
+		}
 		s.spaces[l.Space] = t
 	}
 	t.limit.Store(l)

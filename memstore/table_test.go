@@ -85,23 +85,23 @@ func TestF46NothingForTheQuotaUpFront(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
-// F47: the flood that an attacker with many addresses sends.
+// F47: the flood that an attacker with many addresses sends, up to a table of as many shards as there can be.
 func TestF47LimitedKeySurvivesAFlood(t *testing.T) {
-	for _, bound := range []int{1, 100, 3000} {
+	for _, bound := range []int{1, 100, 3000, maxShards * keysPerShard} {
 		for _, a := range everyAlgorithm {
 			clock := storetest.NewClock()
 			s := New(WithClock(clock.Now))
 			z := s.Open("z")
 			l := limit(t, "z", a, 10, time.Minute)
 			l.MaxKeys = bound
-			limited := max(1, bound/10)
+			limited := min(max(1, bound/10), 300)
 			if bound == 1 {
 				limited = 0 // the newcomer is the one that is kept
 			}
 			for i := range limited {
 				ask(t, s, l, fmt.Sprint("limited ", i), 10)
 			}
-			flood := 10 * bound
+			flood := min(10*bound, 2*maxShards*keysPerShard)
 			for i := range flood {
 				ask(t, s, l, fmt.Sprint("flood ", i), 1)
 			}

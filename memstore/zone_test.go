@@ -74,10 +74,32 @@ func TestReloadsLeaveNothing(t *testing.T) {
 		t.Errorf("left after the last close: %v %v", s.spaces, s.opened)
 	}
 	for range 3 * boundLimits {
-		ask(t, s, limit(t, "z", algorithms.SlidingWindow, 100, time.Minute), "k", 0)
+		ask(t, s, limit(t, "z", algorithms.SlidingWindow, 100, time.Minute), "k", 1)
 	}
 	if n := len(*s.bound.Load()); n > boundLimits {
 		t.Errorf("a limit for each request: %d of them in memory", n)
+	}
+}
+
+// What is given back after the last one closed makes no table, for nobody would free it.
+func TestGivingBackToAClosedZoneLeavesNothing(t *testing.T) {
+	s := New()
+	z := s.Open("z")
+	for _, a := range everyAlgorithm {
+		l := limit(t, "z", a, 5, time.Minute)
+		mark := ask(t, s, l, "k", 2).Mark
+		z.Close()
+		back := []algorithms.Charge{{Key: "k", Limit: l, Cost: -1, Mark: mark}, {Key: "k", Limit: l, Cost: -1, Mark: mark}}
+		for n := range back {
+			out := make([]algorithms.Outcome, 2)
+			if err := s.Apply(t.Context(), back[n:], out); err != nil || out[0].Remaining != 5 || out[0].Mark != 0 {
+				t.Errorf("%v: %+v %v", a, out, err)
+			}
+		}
+		if len(s.spaces) != 0 || len(*s.bound.Load()) != 0 {
+			t.Errorf("%v: left after the last close: %v", a, s.spaces)
+		}
+		z = s.Open("z")
 	}
 }
 

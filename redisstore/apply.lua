@@ -464,7 +464,8 @@ local rows
 local limits, reply = {false}, {''}
 local charges, pos, answered = ARGV[2], 2, 0
 
--- Read together, counters cost half as much. Only a key that comes again must be read anew, after the batch that wrote it.
+-- Read together, counters cost half as much, and what is no string counts as missing. Only a key that comes again must be read
+-- anew, after the batch that wrote it.
 local states = #KEYS > 1 and byte(charges) == 1 and call('MGET', spread(KEYS))
 
 while pos <= #charges do

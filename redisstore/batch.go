@@ -4,6 +4,8 @@ package redisstore
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -66,13 +68,14 @@ func (b *batch) shared(i int) bool {
 	return false
 }
 
-// learn remembers what was refused, and forgets what a refund has made available.
+// learn remembers what was refused, and forgets what a refund has made available, or sooner so.
 func (b *batch) learn() {
 	var now time.Time
 	for i := range b.charges {
 		c, o := &b.charges[i], b.out[i]
 		switch {
-		case c.Cost < 0 && o.Remaining > 0:
+		case c.Limit.Algorithm == algorithms.Concurrency: // nobody knows when units in flight come back, so nothing is remembered
+		case c.Cost < 0:
 			// Others know the key as refused only if it was full before.
 			known := b.store.refused.forget(b.digests[i])
 			if known || o.Remaining+c.Cost <= 0 {
@@ -87,6 +90,7 @@ func (b *batch) learn() {
 	}
 }
 
+// add puts a charge to a part.
 func (p *part) add(b *batch, i int) {
 	c := &b.charges[i]
 	p.charges = append(p.charges, i)
@@ -94,6 +98,16 @@ func (p *part) add(b *batch, i int) {
 	a := newAsk(c)
 	a.nameEnd = len(p.names)
 	p.asks = append(p.asks, a)
+}
+
+// join puts the charges of another part of the same batch to a part.
+func (p *part) join(other *part) {
+	p.charges = append(p.charges, other.charges...)
+	for _, a := range other.asks {
+		a.nameEnd += len(p.names)
+		p.asks = append(p.asks, a)
+	}
+	p.names = append(p.names, other.names...)
 }
 
 func (b *batch) applyWhole(ctx context.Context, l *lane, deadline time.Time) error {
@@ -122,28 +136,33 @@ func (b *batch) applyParts(ctx context.Context, deadline time.Time) error {
 	split := b.split(deadline)
 	failed := b.send(ctx, split)
 	if failed != nil || algorithms.Binding(b.charges, b.out) >= 0 {
-		b.giveBack(ctx, split, deadline, failed == nil)
+		b.giveBack(split, deadline, failed == nil)
 	}
 	releaseAll(split)
 	return failed
 }
 
-// applyEach applies charges that cannot be refused, in small batches that do not depend on each other: so many charges on one
-// counter each. What one server does not take, the others do all the same. It returns for each batch why it was not applied.
-func (s *Store) applyEach(ctx context.Context, many int, charges []algorithms.Charge, out []algorithms.Outcome) (errs []error) {
+// applyEach applies charges that cannot be refused, in small batches that do not depend on each other: those that follow one
+// another on the same counter are one. What one server does not take, the others do all the same. It returns for each charge why
+// it was not applied.
+func (s *Store) applyEach(ctx context.Context, deadline time.Time, charges []algorithms.Charge, out []algorithms.Outcome) []error {
 	clear(out) // what fails has none
 	b := batch{store: s, charges: charges, out: out}
 	b.hash()
 	var split []*part
-	for i, deadline := 0, time.Now().Add(s.options.Timeout); i < len(charges); i++ {
-		if i%many == 0 {
+	for i := range charges {
+		if i > 0 && b.digests[i] == b.digests[i-1] {
+			split[len(split)-1].add(&b, i)
+		} else {
 			split = append(split, b.part(i, deadline))
 		}
-		split[i/many].add(&b, i)
 	}
 	_ = b.send(ctx, split)
+	errs := make([]error, len(charges))
 	for _, p := range split {
-		errs = append(errs, p.failed)
+		for _, i := range p.charges {
+			errs[i] = p.failed
+		}
 	}
 	releaseAll(split)
 	if s.refused != nil {
@@ -192,28 +211,24 @@ func (b *batch) split(deadline time.Time) []*part {
 	var split []*part
 	for i := range b.charges {
 		p := b.part(i, deadline)
-		for _, known := range split {
-			if known.lane == p.lane && known.slot == p.slot {
-				p.release()
-				p = known
-				break
-			}
-		}
-		if len(p.asks) == 0 {
+		same := func(known *part) bool { return known.lane == p.lane && known.slot == p.slot }
+		if at := slices.IndexFunc(split, same); at >= 0 {
+			split[at].join(p)
+			p.release()
+		} else {
 			split = append(split, p)
 		}
-		p.add(b, i)
 	}
 	return split
 }
 
-// part begins a part for the server, and the slot, of a charge.
+// part begins a part with a charge, for its server and slot.
 func (b *batch) part(i int, deadline time.Time) *part {
 	p := newPart()
+	p.add(b, i)
 	p.deadline, p.slot = deadline, 0
 	if b.store.cluster != nil {
-		p.names = b.store.names.append(p.names, b.store.names.clear(b.charges[i].Limit.Space), b.digests[i])
-		p.slot, p.names = slot(p.names), p.names[:0]
+		p.slot = slot(p.names)
 	}
 	p.lane = b.store.laneFor(b.digests[i], p.slot)
 	return p
@@ -221,54 +236,41 @@ func (b *batch) part(i int, deadline time.Time) *part {
 
 // giveBack undoes what parts of a batch have taken that was not committed as a whole. Where somebody
 // waits for the answer, the outcomes show the counters as they are afterwards.
-func (b *batch) giveBack(ctx context.Context, split []*part, deadline time.Time, wait bool) {
-	var back []*part
-	for _, p := range split {
-		if p.failed != nil {
-			continue
-		}
-		if u := b.undo(p); u != nil {
-			u.deadline = deadline
-			if !wait {
-				u.deadline = time.Now().Add(b.store.options.Timeout)
-			}
-			if queued, _ := u.lane.submit(u); queued {
-				back = append(back, u)
-			}
-		}
-	}
+func (b *batch) giveBack(split []*part, deadline time.Time, wait bool) {
+	undo, of := b.undo(split)
 	if !wait {
+		b.store.Settle(undo...)
 		return
 	}
-	for _, u := range back {
-		reusable, err := u.lane.wait(ctx, u)
+	out := make([]algorithms.Outcome, len(undo))
+	for i, err := range b.store.applyEach(b.store.ctx, deadline, undo, out) { // also when the client leaves
 		if err == nil {
-			for j, i := range u.charges {
-				b.out[i].Remaining, b.out[i].Next = u.out[j].Remaining, u.out[j].Next
-			}
-		}
-		if reusable {
-			u.release()
+			b.out[of[i]].Remaining, b.out[of[i]].Next = out[i].Remaining, out[i].Next
+		} else if unapplied(err) {
+			b.store.Settle(undo[i])
+		} else {
+			b.store.dropped(1)
 		}
 	}
 }
 
-// undo makes the part that takes back what p committed, nil if that is nothing.
-func (b *batch) undo(p *part) *part {
-	var u *part
-	for _, i := range p.charges {
-		c, o := b.charges[i], &b.out[i]
-		if !o.OK || c.Peek || c.Cost == 0 || o.Mark == 0 {
+// undo returns charges that take back what parts have committed, and which charges of the batch these are of.
+func (b *batch) undo(split []*part) (undo []algorithms.Charge, of []int) {
+	for _, p := range split {
+		if p.failed != nil {
 			continue
 		}
-		if u == nil {
-			u = newPart()
-			u.lane, u.slot, u.keep = p.lane, p.slot, true
+		for _, i := range p.charges {
+			c, o := b.charges[i], &b.out[i]
+			if !o.OK || c.Peek || c.Cost == 0 || o.Mark == 0 {
+				continue
+			}
+			undo = append(undo, algorithms.Charge{
+				Key: strings.Clone(c.Key), Limit: c.Limit, Cost: -c.Cost, Mark: o.Mark, Force: c.Cost < 0,
+			})
+			of = append(of, i)
+			o.Mark = 0
 		}
-		undo := algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: o.Mark, Force: c.Cost < 0}
-		u.add(&batch{store: b.store, charges: []algorithms.Charge{undo}, digests: b.digests[i : i+1]}, 0)
-		u.charges[len(u.charges)-1] = i
-		o.Mark = 0
 	}
-	return u
+	return undo, of
 }

@@ -75,7 +75,6 @@ func (l *lane) doubt() {
 		if l.blocked() != nil {
 			return
 		}
-		start := time.Now()
 		err := l.alive(nil)
 		if l.store.ctx.Err() != nil {
 			return
@@ -86,9 +85,6 @@ func (l *lane) doubt() {
 		}
 		failure := &Error{Kind: classify(err), Node: l.node, Err: err}
 		l.store.count(failure.Kind)
-		if l.store.options.OnCall != nil {
-			l.store.options.OnCall(time.Since(start), 0, failure)
-		}
 		l.report(failure, nil)
 	}
 }

@@ -56,7 +56,9 @@ type Error struct {
 	Node string
 	// Open: Redis was not asked, because it failed before and has not yet come back.
 	Open bool
-	Err  error
+	// Unapplied: Redis has certainly not applied the charges, as with Open, so that to try again cannot count twice.
+	Unapplied bool
+	Err       error
 }
 
 // Error implements error.
@@ -100,6 +102,9 @@ var answers = []struct {
 	{"ERR SELECT is not allowed in cluster mode", KindDB}, {"ERR Script attempted to access a non local key", KindCrossSlot},
 }
 
+// noSentinel begins the client's error for it, around what each sentinel answered.
+const noSentinel = "redis: all sentinels"
+
 // classify names the cause of an error.
 func classify(err error) Kind {
 	var known *Error
@@ -107,7 +112,7 @@ func classify(err error) Kind {
 		return known.Kind
 	}
 	var reply redis.Error
-	if errors.As(err, &reply) {
+	if errors.As(err, &reply) && !strings.HasPrefix(err.Error(), noSentinel) {
 		text := reply.Error()
 		for _, a := range answers {
 			// The error of a command inside the script names the script first in old versions.
@@ -136,7 +141,7 @@ func classifyNetwork(err error) Kind {
 	case errors.As(err, &verify), errors.As(err, &record), errors.As(err, &alert), errors.As(err, &host), errors.As(err, &authority),
 		strings.Contains(err.Error(), "tls: "):
 		return KindTLS
-	case strings.Contains(err.Error(), "sentinel"):
+	case strings.HasPrefix(err.Error(), noSentinel):
 		return KindSentinel
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
 		return KindRefused
@@ -153,22 +158,29 @@ func classifyNetwork(err error) Kind {
 	return KindOther
 }
 
-// executedNothing reports whether an answer of that kind may be tried again shortly: the script did not run, and
-// the cause passes by itself.
-func executedNothing(k Kind) bool {
-	switch k {
-	case KindReadOnly, KindLoading, KindBusy, KindClusterDown, KindMoved:
-		return true
-	}
-	return false
+// natures tells of each cause what may be done about it.
+var natures = map[Kind]struct {
+	unapplied bool // the script has not run, and may if it is tried again
+	passing   bool // and the cause passes by itself, mostly within the time of a call
+}{
+	KindReadOnly: {true, true}, KindLoading: {true, true}, KindBusy: {true, true}, KindClusterDown: {true, true}, KindMoved: {true, true},
+
+	KindRefused: {true, false}, KindUnreachable: {true, false}, KindTLS: {true, false}, KindSentinel: {true, false},
+	KindNoAuth: {true, false}, KindWrongPass: {true, false}, KindDB: {true, false}, KindCrossSlot: {true, false},
+	KindNoReplicas: {true, false}, KindOOM: {true, false}, KindMisconf: {true, false}, KindMaxClients: {true, false}, KindOverload: {true, false},
+
+	KindTimeout: {}, KindReset: {}, KindCanceled: {}, KindClosed: {}, KindOther: {},
+	KindNoPerm: {}, // a command of the script may have been forbidden after others were not
+	KindFormat: {}, // it will not run before that counter has expired
 }
 
-// perhapsExecuted reports whether the script may have run although such an error came back, so that to try again could count
-// twice; or will never run.
-func perhapsExecuted(k Kind) bool {
-	switch k {
-	case KindTimeout, KindReset, KindCanceled, KindClosed, KindFormat, KindOther:
-		return true
+// unapplied reports whether what failed has certainly not been applied, and may be tried again.
+func unapplied(err error) bool {
+	var known *Error
+	if errors.As(err, &known) {
+		return known.Open || known.Unapplied
 	}
-	return false
+	var op *net.OpError
+	unsent := errors.Is(err, redis.ErrPoolTimeout) || errors.As(err, &op) && op.Op == "dial"
+	return unsent || natures[classify(err)].unapplied
 }

@@ -52,17 +52,22 @@ func ttls(t testing.TB, s *Store) map[string]time.Duration {
 func TestF13_EveryKeyExpires(t *testing.T) {
 	clock := storetest.NewClock()
 	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}, RefusedKeys: -1, clock: clock.Now})
-	for a := algorithms.FixedWindow; a <= algorithms.LeakyBucket; a++ {
+	limits := []*algorithms.Limit{algorithms.Ban("z")}
+	for a := algorithms.FixedWindow; a <= algorithms.Concurrency; a++ {
 		p := algorithms.Policy{Algorithm: a, Quota: 100, Window: time.Minute}
 		if a.Bucket() {
 			p.Burst = 100
 		}
-		l := compile(t, "z", p)
+		limits = append(limits, compile(t, "z", p))
+	}
+	for _, l := range limits {
+		ban := l.Capacity == 1
 		for _, c := range []algorithms.Charge{
 			{Key: "three first", Cost: 3}, {Key: "refused first", Cost: 101}, {Key: "one", Cost: 1}, {Key: "zero", Cost: 0},
 			{Key: "forced", Cost: 1000, Force: true}, {Key: "peek", Cost: 1, Peek: true}, {Key: "refund of nothing", Cost: -1, Mark: clock.Now()},
 		} {
 			c.Limit = l
+			c.Force = c.Force || ban && !c.Peek // see Banish
 			o := ask1(t, s, c)
 			if c.Cost == 3 { // the key is written again by a refund, and by what follows
 				ask1(t, s, algorithms.Charge{Key: c.Key, Limit: l, Cost: -1, Mark: o.Mark})
@@ -74,8 +79,8 @@ func TestF13_EveryKeyExpires(t *testing.T) {
 		}
 	}
 	all := ttls(t, s)
-	if len(all) != 3*5 {
-		t.Errorf("%d keys, want those of three first, one and forced for five algorithms: %v", len(all), all)
+	if len(all) != 3*6+4 {
+		t.Errorf("%d keys, want those of three first, one and forced for six algorithms, and four bans: %v", len(all), all)
 	}
 	for k, left := range all {
 		if left < time.Minute {

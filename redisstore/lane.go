@@ -39,7 +39,6 @@ type part struct {
 	lost     bool  // its caller waits no more, but a flight may still write to it
 	deadline time.Time
 	alone    bool // its caller has no other part to send meanwhile
-	keep     bool // sent even when nobody waits for it any more: it gives back
 	state    atomic.Int32
 	done     chan struct{}
 }
@@ -49,7 +48,8 @@ const (
 	waiting   int32 = iota
 	taken           // a flight has it
 	answered        // err and out are its caller's to read
-	abandoned       // its caller left, or was told that the time is up
+	unsent          // its caller left, or was told that the time is up, before a flight had it
+	abandoned       // the same while a flight has it
 )
 
 var parts = sync.Pool{New: func() any { return &part{done: make(chan struct{}, 1)} }}
@@ -57,7 +57,7 @@ var parts = sync.Pool{New: func() any { return &part{done: make(chan struct{}, 1
 func newPart() *part {
 	p := parts.Get().(*part)
 	p.asks, p.names, p.charges, p.out = p.asks[:0], p.names[:0], p.charges[:0], p.out[:0]
-	p.err, p.failed, p.lost, p.alone, p.keep = nil, nil, false, false, false
+	p.err, p.failed, p.lost, p.alone = nil, nil, false, false
 	p.state.Store(waiting)
 	return p
 }
@@ -91,12 +91,12 @@ func (l *lane) submit(p *part) (wait bool, err error) {
 	}
 	l.mu.Lock()
 	if len(l.queue) >= maxWaiting && l.gone.Swap(0) > 0 {
-		l.queue = slices.DeleteFunc(l.queue, func(p *part) bool { return p.state.Load() == abandoned })
+		l.queue = slices.DeleteFunc(l.queue, func(p *part) bool { return p.state.Load() == unsent })
 	}
 	if len(l.queue) >= maxWaiting {
 		l.mu.Unlock()
 		l.store.count(KindOverload)
-		return false, &Error{Kind: KindOverload, Node: l.node, Err: errOverload}
+		return false, &Error{Kind: KindOverload, Node: l.node, Unapplied: true, Err: errOverload}
 	}
 	// Alone, as the one before, and a connection is there: the caller flies itself, which spares two switches
 	// of goroutines. In company it would fly alone while others come to the queue.
@@ -120,30 +120,40 @@ func (l *lane) submit(p *part) (wait bool, err error) {
 	return true, nil
 }
 
-// wait returns when the part was answered, its time is up, for which a flight watches, or the caller went away.
-// It reports whether the part may be reused.
+// wait returns when the part was answered, its time is up, for which a flight watches, or the caller went away. An answer
+// that is there counts, whatever else has happened. It reports whether the part may be reused.
 func (l *lane) wait(ctx context.Context, p *part) (reusable bool, err error) {
-	var late <-chan time.Time
-	if p.keep { // flights leave it alone
-		late = time.After(time.Until(p.deadline))
-	}
+	told := true
 	select {
 	case <-p.done:
-		if p.state.Load() == answered {
-			return true, p.err
-		}
-		return false, l.timeout()
-	case <-late:
-		return false, l.timeout()
 	case <-ctx.Done():
-		if !p.keep && p.state.CompareAndSwap(waiting, abandoned) {
-			l.gone.Add(1)
-		}
-		return false, &Error{Kind: KindCanceled, Node: l.node, Err: context.Cause(ctx)}
+		told = false
+		l.abandon(p)
 	}
+	state := p.state.Load()
+	if state == answered {
+		if !told {
+			<-p.done
+		}
+		return true, p.err
+	}
+	failure := &Error{Kind: KindTimeout, Node: l.node, Unapplied: state == unsent, Err: errTimeout}
+	if told {
+		l.store.count(KindTimeout)
+	} else { // no failure of Redis
+		failure.Kind, failure.Err = KindCanceled, context.Cause(ctx)
+	}
+	return false, failure
 }
 
-func (l *lane) timeout() error { return &Error{Kind: KindTimeout, Node: l.node, Err: errTimeout} }
+// abandon ends the wait for a part that is not answered yet, and reports whether it did.
+func (l *lane) abandon(p *part) bool {
+	if p.state.CompareAndSwap(waiting, unsent) {
+		l.gone.Add(1)
+		return true
+	}
+	return p.state.CompareAndSwap(taken, abandoned)
+}
 
 // land ends a flight flown by a caller: others that came meanwhile are flown by a goroutine.
 func (l *lane) land(f *flight) {
@@ -236,7 +246,14 @@ func (f *flight) release() {
 // flyWaiting flies those that are still waited for.
 func (f *flight) flyWaiting() {
 	kept, first, last := f.parts[:0], time.Time{}, time.Time{}
+	now := time.Now()
 	for _, p := range f.parts {
+		if !p.deadline.After(now) { // the process was paused: to ask now would only break a connection
+			if f.lane.abandon(p) {
+				p.done <- struct{}{}
+			}
+			continue
+		}
 		if !p.state.CompareAndSwap(waiting, taken) {
 			continue
 		}
@@ -259,7 +276,7 @@ func (f *flight) flyWaiting() {
 	}
 	f.mu.Lock()
 	f.air = f.lane
-	f.timer.Reset(time.Until(first))
+	f.timer.Reset(first.Sub(now))
 	f.mu.Unlock()
 	f.fly(last)
 }
@@ -269,31 +286,26 @@ func (f *flight) flyWaiting() {
 // the air.
 func (f *flight) watch() {
 	now := time.Now()
-	f.mu.Lock()
+	f.mu.Lock() // to the end: a timer that is set after the flight has landed would be the next one's
+	defer f.mu.Unlock()
 	l := f.air
 	if l == nil { // it has landed meanwhile
-		f.mu.Unlock()
 		return
 	}
 	next := now.Add(l.store.options.Timeout) // before any that comes later
 	tell := func(p *part) {
-		if state := p.state.Load(); p.keep || state != waiting && state != taken {
-			return
-		} else if p.deadline.After(now) {
-			if p.deadline.Before(next) {
-				next = p.deadline
+		switch {
+		case !p.deadline.After(now):
+			if l.abandon(p) {
+				p.done <- struct{}{}
 			}
-		} else if p.state.CompareAndSwap(state, abandoned) {
-			if state == waiting {
-				l.gone.Add(1)
-			}
-			p.done <- struct{}{}
+		case p.deadline.Before(next):
+			next = p.deadline
 		}
 	}
 	for _, p := range f.parts {
 		tell(p)
 	}
-	f.mu.Unlock()
 	l.mu.Lock()
 	for _, p := range l.queue {
 		tell(p)
@@ -316,7 +328,7 @@ func (f *flight) fly(deadline time.Time) {
 			failed = err
 		}
 	}
-	l.store.observe(time.Since(start), len(f.parts), failed)
+	l.store.observe(time.Since(start), len(f.parts))
 	l.report(failed, f.key)
 	f.mu.Lock() // a part is not watched any more once it may be reused
 	f.air = nil
@@ -354,26 +366,27 @@ func (f *flight) ask(ctx context.Context) {
 func (c *call) settle(ctx context.Context, l *lane) error {
 	c.err = nil
 	err := l.read(c, c.cmd)
-	if err != nil {
-		err = l.again(ctx, c, err)
+	if err == nil {
+		return nil
 	}
-	if err != nil {
-		kind := classify(err)
-		if l.store.ctx.Err() != nil {
-			kind = KindClosed
-		}
-		l.store.count(kind)
-		c.err = &Error{Kind: kind, Node: l.node, Err: err}
+	if err = l.again(ctx, c, err); l.store.cluster != nil && redis.HasErrorPrefix(err, tryAgain) && len(c.parts) > 1 {
+		return l.oneByOne(ctx, c, err)
 	}
-	return c.err
+	c.err = err
+	return err
 }
 
+// finish gives each part its answer, which may be an error of its own, and counts what failed.
 func (f *flight) finish(parts []*part, err error) {
 	for _, p := range parts {
 		if err != nil {
 			p.err = err
 		}
+		failure, _ := p.err.(*Error)
 		if p.state.CompareAndSwap(taken, answered) {
+			if failure != nil && !failure.Open { // nobody asked
+				f.lane.store.count(failure.Kind)
+			}
 			p.done <- struct{}{}
 		}
 	}
@@ -411,10 +424,14 @@ func (l *lane) read(c *call, cmd *redis.Cmd) error {
 	return c.read(reply)
 }
 
+// tryAgain begins the answer of a server that has only some of a call's keys, because their slot is on its way to another.
+const tryAgain = "TRYAGAIN"
+
 // again handles what is no outage: a server that does not know the script, slots that moved, and states
-// that pass by themselves. Nothing is repeated that may have been executed.
+// that pass by themselves. Nothing is repeated that may have been executed. What it returns is an [*Error].
 func (l *lane) again(ctx context.Context, c *call, err error) error {
 	at, asking, hops, pause := l, false, 0, time.Millisecond
+	var cause error // what is waited for
 	for err != nil {
 		text, wasAsking := false, asking
 		asking = false
@@ -426,31 +443,32 @@ func (l *lane) again(ctx context.Context, c *call, err error) error {
 		} else if addr, ok := redis.IsAskError(err); ok && l.store.cluster != nil {
 			at, asking = l.store.cluster.lane(complete(addr, at)), true
 			hops++
-		} else if kind := classify(err); !executedNothing(kind) || (kind == KindMoved && l.store.cluster == nil) {
-			return err
+		} else if kind := classify(err); !natures[kind].passing || (kind == KindMoved && l.store.cluster == nil) {
+			return l.failure(err, err)
 		} else {
-			if !sleep(ctx, pause) {
-				return err
+			if cause = err; !sleep(ctx, pause) {
+				return l.failure(err, err)
 			}
 			pause = min(2*pause, 8*time.Millisecond)
-			if kind == KindMoved && len(c.parts) > 1 {
-				return l.oneByOne(ctx, c) // TRYAGAIN: the slot is between two servers, some keys here, some there
+			if redis.HasErrorPrefix(err, tryAgain) && len(c.parts) > 1 {
+				return l.failure(err, err) // some keys are here, some there: each may be found alone
 			}
 			if l.store.cluster != nil {
 				at = l.store.cluster.owner(c.parts[0].slot)
 			}
 		}
 		if hops > maxHops { // servers disagree, as they may for a moment after a slot moved
-			if !sleep(ctx, pause) {
-				return err
+			if cause = err; !sleep(ctx, pause) {
+				return l.failure(err, err)
 			}
 			pause = min(2*pause, 8*time.Millisecond)
 		}
-		next := at.askAgain(ctx, c, text, asking)
-		if next != nil && ctx.Err() != nil {
-			return err // the time is up: what was waited for is the cause
+		if err = at.askAgain(ctx, c, text, asking); err != nil && ctx.Err() != nil {
+			if cause == nil {
+				cause = err
+			}
+			return l.failure(cause, err)
 		}
-		err = next
 	}
 	return nil
 }
@@ -468,23 +486,32 @@ func (l *lane) askAgain(ctx context.Context, c *call, text, asking bool) error {
 	return l.read(c, cmd)
 }
 
-// oneByOne asks for each part alone; the first failure is that of all that follow.
-func (l *lane) oneByOne(ctx context.Context, c *call) error {
+// oneByOne asks for each part alone, so that each has an error of its own, until the time is up: what the rest was asked
+// for before is then the cause. It returns the last failure.
+func (l *lane) oneByOne(ctx context.Context, c *call, cause error) (failed error) {
 	for _, p := range c.parts {
-		single := call{parts: []*part{p}}
-		at := l
-		if l.store.cluster != nil {
-			at = l.store.cluster.owner(p.slot)
+		err := cause
+		if ctx.Err() == nil {
+			single := call{parts: []*part{p}}
+			at := l.store.cluster.owner(p.slot)
+			if err = at.askAgain(ctx, &single, false, false); err != nil {
+				err = at.again(ctx, &single, err)
+			}
 		}
-		err := at.askAgain(ctx, &single, false, false)
 		if err != nil {
-			err = at.again(ctx, &single, err)
-		}
-		if err != nil {
-			p.err = &Error{Kind: classify(err), Node: at.node, Err: err}
+			p.err, failed = err, err
 		}
 	}
-	return nil
+	return failed
+}
+
+// failure names the cause of a failed call, whose last attempt may have failed otherwise.
+func (l *lane) failure(cause, last error) error {
+	kind := classify(cause)
+	if l.store.ctx.Err() != nil {
+		kind = KindClosed
+	}
+	return &Error{Kind: kind, Node: l.node, Unapplied: unapplied(last), Err: cause}
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {

@@ -4,6 +4,7 @@ package redisstore
 // request that holds them lives.
 
 import (
+	"cmp"
 	"slices"
 	"sync"
 	"time"
@@ -19,8 +20,8 @@ type Lease struct {
 
 	// All guarded by leases.mu.
 	mark     int64
-	taken    time.Time
-	renewing bool // released meanwhile, it is given back when the answer is there
+	taken    time.Time // or when a renewal was sent that may have taken it
+	renewing bool      // released meanwhile, it is given back when the answer is there
 	released bool
 }
 
@@ -87,8 +88,8 @@ func (s *Store) keepRenewing() {
 			return
 		case <-s.leases.wake:
 		case <-timer.C:
-			for due := range slices.Chunk(s.leases.due(), settleAtOnce/2) {
-				s.renew(due)
+			for due := s.leases.due(); len(due) > 0; {
+				due = due[s.renew(due):]
 			}
 		}
 	}
@@ -104,10 +105,10 @@ func (h *leases) interval() time.Duration {
 	return h.tick
 }
 
-// due returns the leases of which a third has passed: two more attempts fit in before one of them expires.
+// due returns the leases of which a third has passed, by counter and mark: two more attempts fit in before one of
+// them expires, or one if Redis does not answer.
 func (h *leases) due() (due []*Lease) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	now := time.Now()
 	for l := range h.held {
 		if now.Sub(l.taken) >= l.limit.Window/3 {
@@ -115,31 +116,70 @@ func (h *leases) due() (due []*Lease) {
 			due = append(due, l)
 		}
 	}
+	h.mu.Unlock()
+	slices.SortFunc(due, func(a, b *Lease) int { // while it is renewed, nobody else changes a lease's mark
+		return cmp.Or(a.compare(b), cmp.Compare(a.mark, b.mark))
+	})
 	return due
 }
 
-// renew gives each lease back and takes it anew in one step, by force: that its request lives is true, whatever the
-// counter says. If Redis does not answer, what it knows stays until it expires, or until the next attempt.
-func (s *Store) renew(due []*Lease) {
-	charges := make([]algorithms.Charge, 0, 2*len(due))
-	s.leases.mu.Lock()
-	for _, l := range due {
-		charges = append(charges,
-			algorithms.Charge{Key: l.key, Limit: l.limit, Cost: -1, Mark: l.mark},
-			algorithms.Charge{Key: l.key, Limit: l.limit, Cost: 1, Force: true})
-	}
-	s.leases.mu.Unlock()
+// compare orders leases by their counters.
+func (l *Lease) compare(other *Lease) int {
+	a, b := &l.limit.Space, &other.limit.Space
+	return cmp.Or(cmp.Compare(l.key, other.key), cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Window, b.Window))
+}
+
+// renew gives back the first leases of those that are due and takes them anew in one step for each counter, by force: that
+// their requests live is true, whatever the counter says. Afterwards those of one counter share a mark, so that to renew them
+// again costs no more than one. It returns how many it renewed.
+//
+// If Redis does not answer, what it knows stays until it expires. It may have taken the leases all the same, under a mark that
+// nobody knows, and each further attempt would count them once more: the next is made after another third of their time, so
+// that such units are at most two for each lease.
+func (s *Store) renew(due []*Lease) (n int) {
+	charges, took := renewal(due)
+	due = due[:len(took)]
 	out, now := make([]algorithms.Outcome, len(charges)), time.Now()
-	errs := s.applyEach(s.ctx, 2, charges, out)
+	errs := s.applyEach(s.ctx, now.Add(s.options.Timeout), charges, out)
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
 	for i, l := range due {
 		l.renewing = false
-		if errs[i] == nil {
-			l.mark, l.taken = out[2*i+1].Mark, now
+		err := errs[took[i]]
+		if err == nil {
+			l.mark = out[took[i]].Mark
+		}
+		if err == nil || !unapplied(err) {
+			l.taken = now
 		}
 		if l.released {
 			l.giveBack()
 		}
 	}
+	return len(due)
+}
+
+// renewal returns the charges for the first leases of those that are due: one that takes all of a counter, and what is given
+// back for each mark. took[i] is the one that takes the i-th lease.
+func renewal(due []*Lease) (charges []algorithms.Charge, took []int) {
+	take := 0
+	for i, l := range due {
+		back := algorithms.Charge{Key: l.key, Limit: l.limit, Cost: -1, Mark: l.mark}
+		known := i > 0 && l.compare(due[i-1]) == 0
+		switch {
+		case known && l.mark == due[i-1].mark:
+			charges[take].Cost++
+			charges[len(charges)-1].Cost--
+		case len(charges) >= settleAtOnce:
+			return charges, took
+		case known:
+			charges[take].Cost++
+			charges = append(charges, back)
+		default:
+			take = len(charges)
+			charges = append(charges, algorithms.Charge{Key: l.key, Limit: l.limit, Cost: 1, Force: true}, back)
+		}
+		took = append(took, take)
+	}
+	return charges, took
 }

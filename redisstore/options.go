@@ -68,9 +68,11 @@ type Options struct {
 	OnWarning func(text string)
 	// OnUnsettled is called with the number of charges given to [Store.Settle] that had to be dropped.
 	OnUnsettled func(n int)
-	// OnCall is called after every round trip with its duration and how many batches shared it, and after a look
-	// at a server that failed, with none.
-	OnCall func(took time.Duration, batches int, err error)
+	// OnCall is called after every round trip with its duration and how many batches shared it.
+	OnCall func(took time.Duration, batches int)
+	// OnFailure is called for every batch, settlement and look at a server that fails. What is answered while a server is
+	// known to be down, and what its caller has left, is none.
+	OnFailure func(kind Kind)
 
 	// clock is given in tests: the script's time in microseconds.
 	clock func() int64

@@ -98,7 +98,7 @@ func BenchmarkLeases(b *testing.B) {
 					algorithms.Charge{Key: key, Limit: l, Cost: 1, Force: true})
 			}
 			out := make([]algorithms.Outcome, len(charges))
-			if err := errors.Join(s.applyEach(context.Background(), 2, charges, out)...); err != nil {
+			if err := errors.Join(s.applyEach(context.Background(), time.Now().Add(s.options.Timeout), charges, out)...); err != nil {
 				b.Fatal(err)
 			}
 			for j, i := range at {

@@ -5,7 +5,6 @@ package redisstore
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -35,6 +34,7 @@ type settlements struct {
 	taken    int // how many are being settled, and may come back
 	wake     chan struct{}
 	running  bool
+	closed   bool
 }
 
 // Settle applies charges in the background; each must be one that cannot be refused: below zero, or forced. Keys are kept
@@ -42,10 +42,6 @@ type settlements struct {
 // cannot be applied is reported to [Options.OnUnsettled].
 func (s *Store) Settle(charges ...algorithms.Charge) {
 	if len(charges) == 0 { // nothing to wake up for
-		return
-	}
-	if s.ctx.Err() != nil { // closed
-		s.dropped(len(charges))
 		return
 	}
 	dropped := 0
@@ -72,7 +68,7 @@ func (u *settlements) add(c algorithms.Charge) bool {
 	id := settlement{space: c.Limit.Space, key: c.Key, mark: c.Mark, force: c.Force}
 	if waiting, ok := u.pending[id]; ok {
 		c.Cost += waiting.Cost // of opposite signs or far below any bound
-	} else if len(u.pending)+u.taken >= maxUnsettled {
+	} else if u.closed || len(u.pending)+u.taken >= maxUnsettled {
 		return false
 	}
 	u.pending[id] = c
@@ -135,12 +131,11 @@ func (s *Store) settle(ctx context.Context, charges []algorithms.Charge) (again 
 			again = append(again, some...)
 			continue
 		}
-		lost := 0
-		for i, err := range s.applyEach(ctx, 1, some, out[:len(some)]) {
-			var failure *Error
+		lost, deadline := 0, time.Now().Add(s.options.Timeout)
+		for i, err := range s.applyEach(ctx, deadline, some, out[:len(some)]) {
 			switch {
 			case err == nil:
-			case errors.As(err, &failure) && (failure.Open || !perhapsExecuted(failure.Kind)):
+			case unapplied(err):
 				again = append(again, some[i])
 			default: // Redis may have taken it: to try again could count it twice
 				lost++
@@ -157,7 +152,12 @@ func (s *Store) settleRest() {
 	defer cancel()
 	for !s.settleAll(ctx) && sleep(ctx, settlePause) {
 	}
+}
+
+// closeSettling drops, counted, what is left and all that still comes.
+func (s *Store) closeSettling() {
 	s.unsettled.mu.Lock()
+	s.unsettled.closed = true
 	left := len(s.unsettled.pending)
 	clear(s.unsettled.pending)
 	s.unsettled.mu.Unlock()

@@ -189,7 +189,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 // What one instance makes available again, the others learn within an announcement.
 func TestFleet(t *testing.T) {
 	server := redistest.Start(t)
-	o := Options{Addrs: []string{server.Addr}, Prefix: "fleet", Announce: 500 * time.Millisecond} // gone after four times that
+	o := Options{Addrs: []string{server.Addr}, Prefix: "fleet", Timeout: 10 * time.Second, Announce: 500 * time.Millisecond} // gone after four times that
 	a, b := open(t, o), open(t, o)
 	c, err := New(o)
 	if err != nil {

@@ -80,6 +80,7 @@ func (s *Store) Close() error {
 	s.leave()
 	s.cancel()
 	s.background.Wait()
+	s.closeSettling()
 	var errs []error
 	for _, l := range s.allLanes() {
 		errs = append(errs, l.client.Close())
@@ -167,11 +168,11 @@ func (s *Store) now() string {
 
 // Stats are counts since the store was made.
 type Stats struct {
-	Calls  int64 // round trips for decisions
-	Dials  int64 // connections attempted
-	Hits   int64 // batches answered by the memory of refusals
-	Errors map[Kind]int64
-	Down   int // servers that are down now
+	Calls  int64          // round trips for decisions
+	Dials  int64          // connections attempted
+	Hits   int64          // batches answered by the memory of refusals
+	Errors map[Kind]int64 // see [Options.OnFailure]
+	Down   int            // servers that are down now
 }
 
 // Stats returns the counts.
@@ -186,16 +187,20 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
+// count notes a failure. All pass here, so that the option's callback and [Stats] tell the same.
 func (s *Store) count(k Kind) {
 	s.errorsMu.Lock()
 	s.errors[k]++
 	s.errorsMu.Unlock()
+	if s.options.OnFailure != nil {
+		s.options.OnFailure(k)
+	}
 }
 
-func (s *Store) observe(took time.Duration, batches int, err error) {
+func (s *Store) observe(took time.Duration, batches int) {
 	s.calls.Add(1)
 	if s.options.OnCall != nil {
-		s.options.OnCall(took, batches, err)
+		s.options.OnCall(took, batches)
 	}
 }
 

@@ -21,7 +21,7 @@ func open(t testing.TB, o Options) *Store {
 		o.Prefix = fmt.Sprintf("t%d", prefixes.Add(1))
 	}
 	if o.Timeout == 0 {
-		o.Timeout = 5 * time.Second
+		o.Timeout = 10 * time.Second
 	}
 	s, err := New(o)
 	if err != nil {

@@ -181,7 +181,7 @@ func TestF41_SentinelFailover(t *testing.T) {
 	waitFor(t, "a decision by the new master", func() bool {
 		var out [1]algorithms.Outcome
 		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, out[:])
-		return err == nil && out[0].Remaining == 98
+		return err == nil && out[0].Remaining <= 98 // less if Redis has counted what timed out
 	})
 }
 
@@ -220,7 +220,7 @@ func TestF44_TLSAndPassword(t *testing.T) {
 		{"no TLS", Options{Password: "secret"}, KindReset},
 	} {
 		seen := newChanges()
-		c.o.Addrs, c.o.OnState, c.o.Timeout = []string{server.Addr}, seen.note, time.Second
+		c.o.Addrs, c.o.OnState, c.o.Timeout = []string{server.Addr}, seen.note, 5*time.Second
 		s := open(t, c.o)
 		for range 3 {
 			_ = s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
@@ -230,7 +230,7 @@ func TestF44_TLSAndPassword(t *testing.T) {
 			if got != c.want {
 				t.Errorf("%s: %q, want %q", c.name, got, c.want)
 			}
-		case <-time.After(5 * time.Second):
+		case <-time.After(20 * time.Second):
 			t.Errorf("%s: no change of state", c.name)
 		}
 	}

@@ -28,7 +28,7 @@ func NewStore(name string) *Store {
 		}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "caddy_rate_limit_store_errors_total", ConstLabels: labels,
-			Help: "Failed calls to the shared store by cause.",
+			Help: "Decisions, settlements and looks at a server of the shared store that failed, by cause.",
 		}, []string{"kind"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "caddy_rate_limit_store_duration_seconds", ConstLabels: labels,
@@ -65,7 +65,7 @@ func (s *Store) SetUp(up bool) {
 // Call counts a round trip.
 func (s *Store) Call(took time.Duration) { s.duration.Observe(took.Seconds()) }
 
-// Failure counts a failed call. The kinds are few and known; nothing a client sends is among them.
+// Failure counts what failed. The kinds are few and known; nothing a client sends is among them.
 func (s *Store) Failure(kind string) { s.failures.WithLabelValues(kind).Inc() }
 
 // Unsettled counts settlements that were dropped.
