@@ -5,6 +5,7 @@ package sluice_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/caddy-sluice/sluice"
@@ -24,9 +26,12 @@ import (
 )
 
 const (
-	downLine   = "shared store is down: each zone does what its on_store_error says"
-	upLine     = "shared store is up again"
-	remindLine = "requests pass unlimited, because the shared store is down and their zones have on_store_error allow"
+	downLine = "shared store is down: each zone does what its on_store_error says"
+	upLine   = "shared store is up again"
+
+	partDownLine = "shared store is down in part: for keys of this server each zone does what its on_store_error says"
+	partUpLine   = "shared store is up again in part: keys of this server are counted in it"
+	remindLine   = "requests pass unlimited, because the shared store is down and their zones have on_store_error allow"
 )
 
 // threeWays are zones that do each thing there is to do while the store is down.
@@ -260,6 +265,43 @@ func TestF45OnStoreErrorLeftOut(t *testing.T) {
 	s := serve(t, config)
 	s.pass(2, "/")
 	s.refused("/")
+}
+
+// Of several servers each one's outage and return is told, with how many are down.
+func TestEachServerIsTold(t *testing.T) {
+	events()
+	a, b := redistest.Start(t), redistest.Start(t)
+	s := serve(t, sharing(a.Addr+" "+b.Addr, "mode ring\n"+patient, "zone z 1000000/1h {\n key {header.X-Key}\n on_store_error allow\n}"))
+	steps := []struct {
+		change func()
+		line   string
+		server *redistest.Server
+		down   int
+	}{
+		{a.Kill, partDownLine, a, 1}, {b.Kill, downLine, b, 2}, {b.Restart, partUpLine, b, 1}, {a.Restart, upLine, a, 0},
+	}
+	for _, step := range steps {
+		step.change()
+		for i := range 40 {
+			s.pass(1, "/", "X-Key", fmt.Sprint(i))
+		}
+		eventually(t, 10*time.Second, step.line, func() bool { return len(logged(t, step.line)) > 0 })
+		lines := logged(t, step.line)
+		if got := lines[0]; len(lines) != 1 || got["server"] != step.server.Addr || got["down"] != float64(step.down) || got["servers"] != 2. {
+			t.Errorf("want one line of %s, %d of 2 down: %v", step.server.Addr, step.down, lines)
+		}
+		if up := s.metric(`caddy_rate_limit_store_up{store="redis"}`); up != float64(max(0, 1-step.down)) {
+			t.Errorf("store_up is %v while %d are down", up, step.down)
+		}
+	}
+	var told []caddy.Event
+	eventually(t, 5*time.Second, "the events", func() bool { told = append(told, events()...); return len(told) >= len(steps) })
+	for i, e := range told {
+		name := map[bool]string{true: "rate_limit_store_down", false: "rate_limit_store_up"}[i < 2]
+		if e.Name() != name || e.Data["server"] != steps[i].server.Addr || e.Data["down"] != steps[i].down || e.Data["servers"] != 2 {
+			t.Errorf("event %d: %s %v", i, e.Name(), e.Data)
+		}
+	}
 }
 
 // What local zones took is given back when the shared store is down and a zone denies.

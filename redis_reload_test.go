@@ -62,6 +62,81 @@ func TestReloadKeepsConnections(t *testing.T) {
 	}
 }
 
+// unsettled is how many charges did not reach Redis, in all tests.
+func (s *server) unsettled() float64 {
+	return s.metric(`caddy_rate_limit_unsettled_total{store="redis"}`)
+}
+
+// Requests that are under way when another store takes over keep their leases, and what they owe is settled when they end.
+func TestReloadWaitsForWhatIsOwed(t *testing.T) {
+	t.Cleanup(sluice.Linger(20 * time.Millisecond))
+	r := redistest.Start(t)
+	h := hold(t)
+	config := func(settings string) string {
+		return sharingSite(r.Addr, settings, `rate_limit {
+			zone c {
+				key everyone
+				concurrency 1 lease 6s
+			}
+			zone n 10/1h {
+				key everyone
+				match {
+					path /hold
+				}
+				count status 500
+			}
+		}
+		reverse_proxy `+h.dial)
+	}
+	s := serve(t, config(patient))
+	before := s.unsettled()
+	s.begin()
+	first := connections(r)
+	s.mustLoad(config(patient + "\npool_size 5"))
+	lease := func() any {
+		keys, _ := r.Do("keys", "rate_limit:c:*").([]any)
+		if len(keys) != 1 {
+			t.Fatal("keys of the lease:", keys)
+		}
+		return r.Do("get", keys[0])
+	}
+	taken := lease()
+	eventually(t, 20*time.Second, "the lease is renewed", func() bool { return lease() != taken })
+	s.refused("/")
+	h.end <- struct{}{}
+	s.admits("/")
+	eventually(t, 5*time.Second, "the old connections are closed", func() bool {
+		return !slices.ContainsFunc(connections(r), func(id string) bool { return slices.Contains(first, id) })
+	})
+	if left := (answer{Response: s.begin()}).left("n"); left != 9 {
+		t.Errorf("%d left after the next request, want 9: the first one's unit came back", left)
+	}
+	if n := s.unsettled() - before; n != 0 {
+		t.Errorf("%v charges did not reach Redis", n)
+	}
+}
+
+// A store that no config uses any more and that is gone is not waited for.
+func TestReloadGivesUpADeadStore(t *testing.T) {
+	t.Cleanup(sluice.Linger(20 * time.Millisecond))
+	old, r := redistest.Start(t), redistest.Start(t)
+	h := hold(t)
+	config := func(addr string) string {
+		return sharingSite(addr, "timeout 1s", "rate_limit {\nzone c {\nkey everyone\nconcurrency 10\n}\n}\nreverse_proxy "+h.dial)
+	}
+	s := serve(t, config(old.Addr))
+	before := s.unsettled()
+	s.begin()
+	s.begin()
+	old.Kill()
+	s.mustLoad(config(r.Addr))
+	h.end <- struct{}{} // its lease cannot be given back
+	eventually(t, 20*time.Second, "the old store is closed", func() bool { return s.unsettled() > before })
+	if n := s.inFlight("c"); n != 1 {
+		t.Errorf("%d in flight", n)
+	}
+}
+
 // A reload that is rejected leaves the store, and who hears of it, as they were.
 func TestRejectedReloadLeavesTheStore(t *testing.T) {
 	events()

@@ -196,7 +196,7 @@ func TestShareOfTheFleet(t *testing.T) {
 	const zones = "zone z 20/1h"
 	option := "redis " + r.Addr + " {\n" + patient + "\n}"
 	a, b := startInstance(t, option, zones), startInstance(t, option, zones)
-	configured := startInstance(t, "redis "+r.Addr+" {\n" + patient + "\n prefix alone\n}\nfleet_size 5", zones)
+	configured := startInstance(t, "redis "+r.Addr+" {\n"+patient+"\n prefix alone\n}\nfleet_size 5", zones)
 	a.ask()
 	b.ask()
 	// Both have announced themselves after both were there.

@@ -26,6 +26,8 @@ type due struct {
 	until time.Time     // the last slot in the shared store
 	debts []debt
 	watch bool // the response's status matters
+
+	shared bool // something is owed to the shared store
 }
 
 // debt is what one rule is owed. Its charges all give back, and are settled at most once each.
@@ -117,6 +119,7 @@ func (d *due) add(a *asked, shared bool) {
 			debt.pending = []algorithms.Charge{{Key: debt.key, Limit: c.Limit, Cost: -c.Cost, Mark: o.Mark}}
 		}
 	}
+	d.shared = d.shared || shared
 	debt.metrics.InFlight(debt.inFlight())
 	d.debts = append(d.debts, debt)
 }
@@ -127,6 +130,11 @@ func (d *debt) inFlight() int { return len(d.held) + len(d.leases) }
 // that was taken over, a client that is gone.
 func (d *due) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	returned, watched := false, (*watcher)(nil)
+	if d.shared {
+		debtors := &d.h.redis.debtors
+		debtors.Add(1)
+		defer debtors.Add(-1)
+	}
 	defer func() { d.end(r, status(r.Context(), watched, returned, err)) }()
 	if err := d.hold(r.Context()); err != nil {
 		return caddyhttp.Error(clientGone, err)

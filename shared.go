@@ -27,17 +27,11 @@ var storeMetrics = telemetry.NewStore("redis")
 type sharedStore struct {
 	*redisstore.Store
 	watched   sync.Once
-	changes   chan change
+	changes   chan redisstore.State
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
+	debtors   atomic.Int64 // requests under way that have something to settle, or hold a lease
 	bansHere  atomic.Int64 // when the last of the bans ends that this process keeps alone, see [rule.keepHere]
-}
-
-// change is a change of the store's state.
-type change struct {
-	up   bool
-	kind redisstore.Kind
-	err  error
 }
 
 // remindEvery is how often a store that is down while requests pass unlimited is spoken of.
@@ -92,12 +86,12 @@ func showState() {
 // openShared returns the store of these settings, a running one if there is one. It makes no connection.
 func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	value, _, err := sharedStores.LoadOrNew(settings.Fingerprint, func() (caddy.Destructor, error) {
-		s := &sharedStore{changes: make(chan change, 16), done: make(chan struct{})}
+		s := &sharedStore{changes: make(chan redisstore.State, 64), done: make(chan struct{})}
 		options := settings.Options
-		options.OnState = func(up bool, kind redisstore.Kind, err error) {
+		options.OnState = func(change redisstore.State) {
 			showState()
 			select { // never hold a decision up; what is lost here the metrics still say
-			case s.changes <- change{up, kind, err}:
+			case s.changes <- change:
 			default:
 			}
 		}
@@ -121,9 +115,15 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	return value.(*sharedStore), nil
 }
 
-// lingering is how long a store outlives its last config. Caddy cleans up while requests of the old config are still
+// lingering is how long a store outlives its last config at least. Caddy cleans up while requests of the old config are still
 // under way, and they shall not be told that the store is down.
 var lingering = 2 * time.Second
+
+// What is owed to a store that no config uses is waited for, but not for ever.
+const (
+	givenUp = 30             // looks at a store that is down, perhaps because its password is no longer the right one
+	longest = 24 * time.Hour // in all
+)
 
 // Destruct closes the store when no config uses it any more.
 func (s *sharedStore) Destruct() error {
@@ -131,8 +131,25 @@ func (s *sharedStore) Destruct() error {
 	if caddy.Exiting() {
 		return s.Store.Close()
 	}
-	time.AfterFunc(lingering, func() { _ = s.Store.Close() }) // an error of closing connections helps nobody
+	s.Leave()
+	now := time.Now()
+	s.outlive(lingering, now.Add(longest), now)
 	return nil
+}
+
+// outlive closes the store once no request owes it anything, or nothing can be brought to it any more. It was up at the given moment.
+func (s *sharedStore) outlive(every time.Duration, end, up time.Time) {
+	time.AfterFunc(every, func() {
+		now := time.Now()
+		if s.Up() {
+			up = now
+		}
+		if s.debtors.Load() == 0 || now.Sub(up) > givenUp*every || now.After(end) {
+			_ = s.Store.Close() // an error of closing connections helps nobody
+			return
+		}
+		s.outlive(every, end, up)
+	})
 }
 
 // watch reports every change of state, one line and one event each, and reminds.
@@ -156,14 +173,24 @@ func (s *sharedStore) watch() {
 	}
 }
 
-// storeChanged tells operators that the store went down or came back.
-func (a *App) storeChanged(c change) {
-	if c.up {
-		a.logger.Warn("shared store is up again")
-		a.emit("rate_limit_store_up", map[string]any{"store": "redis"})
+// storeChanged tells operators that a server of the store went down or came back.
+func (a *App) storeChanged(c redisstore.State) {
+	fields := []zap.Field{zap.String("server", c.Server), zap.Int("down", c.Down), zap.Int("servers", c.Of)}
+	data := map[string]any{"store": "redis", "server": c.Server, "down": c.Down, "servers": c.Of}
+	if c.Err == nil {
+		text := "shared store is up again"
+		if c.Down > 0 {
+			text = "shared store is up again in part: keys of this server are counted in it"
+		}
+		a.logger.Warn(text, fields...)
+		a.emit("rate_limit_store_up", data)
 		return
 	}
-	a.logger.Error("shared store is down: each zone does what its on_store_error says",
-		zap.String("kind", string(c.kind)), zap.Error(c.err))
-	a.emit("rate_limit_store_down", map[string]any{"store": "redis", "kind": string(c.kind), "error": c.err.Error()})
+	text := "shared store is down: each zone does what its on_store_error says"
+	if c.Down < c.Of {
+		text = "shared store is down in part: for keys of this server each zone does what its on_store_error says"
+	}
+	a.logger.Error(text, append(fields, zap.String("kind", string(c.Err.Kind)), zap.Error(c.Err))...)
+	data["kind"], data["error"] = string(c.Err.Kind), c.Err.Error()
+	a.emit("rate_limit_store_down", data)
 }

@@ -63,7 +63,7 @@ func (l *lane) report(err error, key []byte) {
 	if time.Since(l.closedAt) > relapse {
 		l.pause = firstProbe
 	}
-	l.store.laneDown(cause)
+	l.store.laneDown(l, cause)
 	l.store.background.Go(l.probe)
 }
 
@@ -122,7 +122,7 @@ func (l *lane) probe() {
 	l.failures, l.closedAt = 0, time.Now()
 	l.open.Store(nil)
 	l.breaker.mu.Unlock()
-	l.store.laneUp()
+	l.store.laneUp(l)
 }
 
 // probeKey is a key under the prefix in the same cluster slot as the given one.

@@ -85,6 +85,7 @@ var (
 	errClosed   = errors.New("store is closed")
 	errFormat   = errors.New("counter is in a format that this version does not know")
 	errReply    = errors.New("unexpected reply to the script")
+	errNoMaster = errors.New("the cluster names no server for this slot")
 )
 
 // answers are the beginnings of Redis's error replies.
@@ -138,6 +139,8 @@ func classifyNetwork(err error) Kind {
 	switch {
 	case errors.Is(err, redis.ErrClosed), errors.Is(err, errClosed):
 		return KindClosed
+	case errors.Is(err, errNoMaster):
+		return KindClusterDown
 	case errors.As(err, &verify), errors.As(err, &record), errors.As(err, &alert), errors.As(err, &host), errors.As(err, &authority),
 		strings.Contains(err.Error(), "tls: "):
 		return KindTLS

@@ -278,13 +278,19 @@ type changes struct {
 	mu  sync.Mutex
 	all []Kind // "" for up
 	ch  chan Kind
+
+	last State
 }
 
 func newChanges() *changes { return &changes{ch: make(chan Kind, 100)} }
 
-func (c *changes) note(up bool, k Kind, err error) {
+func (c *changes) note(change State) {
+	var k Kind
+	if change.Err != nil {
+		k = change.Err.Kind
+	}
 	c.mu.Lock()
-	c.all = append(c.all, k)
+	c.all, c.last = append(c.all, k), change
 	c.mu.Unlock()
 	c.ch <- k
 }
@@ -299,6 +305,12 @@ func (c *changes) wait(t *testing.T, want Kind, within time.Duration) {
 	case <-time.After(within):
 		t.Fatalf("no change to %q within %v", want, within)
 	}
+}
+
+func (c *changes) latest() State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
 }
 
 func (c *changes) list() []Kind {

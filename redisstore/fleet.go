@@ -23,7 +23,7 @@ var fleetScript string
 
 const (
 	maxForgotten = 1000             // told one by one; more are told as "all"
-	goneAfter    = 4                // intervals without a sign of life
+	goneAfter    = 4                // intervals without a sign of life: the others count an instance no more
 	forgetAfter  = 50 * time.Second // without an answer: others may have forgotten what nobody tells any more
 	oldestMajor  = 5                // the first that replicates what a script did, not the script
 	everything   = "*"
@@ -36,11 +36,17 @@ type fleet struct {
 
 	size atomic.Int64
 
+	there context.Context // until it leaves
+	leave context.CancelFunc
+
 	pendingMu sync.Mutex
 	pending   map[string]bool
 
+	// Of the goroutine that announces.
 	since    int64     // Redis's time of the last answer, µs
 	answered time.Time // here
+	gather   time.Time // until then others may not have come back yet
+	failures int       // announcements in a row that failed though the server answers
 	checked  map[*lane]bool
 }
 
@@ -49,7 +55,7 @@ func (f *fleet) init(prefix string) {
 	rand.Read(id[:]) // never fails
 	f.id = base64.RawURLEncoding.EncodeToString(id[:])
 	f.instances, f.forgets = prefix+":{fleet}:instances", prefix+":{fleet}:forgotten"
-	f.pending, f.checked = map[string]bool{}, map[*lane]bool{}
+	f.pending = map[string]bool{}
 	f.size.Store(1)
 }
 
@@ -70,13 +76,17 @@ func (s *Store) forgotten(d digest) {
 }
 
 func (s *Store) keepAnnouncing() {
+	if s.cluster != nil {
+		s.cluster.refresh() // of the addresses that were given, only those that matter are looked at
+	}
+	defer s.sayGoodbye()
 	for {
 		s.checkServers()
 		s.announceOnce()
 		if s.refused != nil && !s.answered.IsZero() && time.Since(s.answered) > forgetAfter {
 			s.refused.forgetAll()
 		}
-		if !sleep(s.ctx, s.options.Announce) {
+		if !sleep(s.there, s.options.Announce) {
 			return
 		}
 	}
@@ -100,14 +110,27 @@ func (s *Store) announceOnce() {
 	if err == nil {
 		err = s.heard(reply)
 	}
-	if err != nil {
-		s.count(classify(err))
-		s.pendingMu.Lock()
-		for name := range told {
-			s.pending[name] = true
-		}
-		s.pendingMu.Unlock()
-		l.doubt()
+	if err == nil {
+		s.failures = 0
+		return
+	}
+	s.count(classify(err))
+	s.pendingMu.Lock()
+	for name := range told {
+		s.pending[name] = true
+	}
+	s.pendingMu.Unlock()
+	if l.doubt(); l.blocked() == nil {
+		s.unheard(err)
+	}
+}
+
+// unheard warns, once, of what keeps the instance from announcing itself while decisions work, such as a right that is missing.
+func (s *Store) unheard(err error) {
+	if s.failures++; s.failures == goneAfter && s.options.OnWarning != nil {
+		s.options.OnWarning(fmt.Sprintf("this instance cannot announce itself to the others (%v), so that it takes the fleet's size for %d "+
+			"and hears of no reset elsewhere; want the rights that docs/redis.md names, on the keys %s and %s too",
+			err, s.FleetSize(), s.instances, s.forgets))
 	}
 }
 
@@ -133,7 +156,7 @@ func (s *Store) runFleet(l *lane, args []any) ([]any, error) {
 
 // heard takes in the answer of fleet.lua.
 func (s *Store) heard(reply []any) error {
-	if len(reply) != 4 {
+	if len(reply) != 5 {
 		return errReply
 	}
 	size, ok := reply[0].(int64)
@@ -143,7 +166,7 @@ func (s *Store) heard(reply []any) error {
 	if !ok || !ok2 || err != nil || err2 != nil {
 		return errReply
 	}
-	s.size.Store(max(1, size))
+	s.resize(size, reply[4] == int64(1))
 	if s.refused != nil && s.since > 0 {
 		for _, n := range names {
 			s.hear(fmt.Sprint(n))
@@ -152,6 +175,17 @@ func (s *Store) heard(reply []any) error {
 	// Not "after": what was told in the same microsecond is told again.
 	s.since, s.answered = sec*1_000_000+micro, time.Now()
 	return nil
+}
+
+// resize notes how many instances Redis knows. When it has forgotten this one, it was restarted or could not be reached: the others
+// come back one after the other too, and until they had the time the fleet is as large as it was.
+func (s *Store) resize(size int64, unknown bool) {
+	if unknown && !s.answered.IsZero() {
+		s.gather = time.Now().Add(goneAfter * s.options.Announce)
+	}
+	if size > s.size.Load() || time.Now().After(s.gather) {
+		s.size.Store(size)
+	}
 }
 
 func (s *Store) hear(name string) {
@@ -165,38 +199,47 @@ func (s *Store) hear(name string) {
 	}
 }
 
-// leave tells the fleet that this instance is gone, if that can be told at once.
-func (s *Store) leave() {
+// sayGoodbye tells the others that this instance is gone, if that can be told at once.
+func (s *Store) sayGoodbye() {
 	l := s.fleetLane()
-	if l.blocked() != nil || !l.warm.Load() {
+	if l.blocked() != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, s.options.Timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), min(s.options.Timeout, settleAtClose))
 	defer cancel()
 	_ = l.client.ZRem(ctx, s.instances, s.id).Err() // else it expires
 }
 
-// checkServers warns once about each server whose settings endanger limits.
+// checkServers warns once about each server whose settings endanger limits, or cannot be seen.
 func (s *Store) checkServers() {
 	if s.options.OnWarning == nil {
 		return
 	}
+	checked := map[*lane]bool{} // of those in use
 	for _, l := range s.allLanes() {
-		if s.checked[l] || l.blocked() != nil {
-			continue
-		}
-		ctx, cancel := context.WithTimeout(s.ctx, max(s.options.Timeout, 200*time.Millisecond))
-		info, err := l.client.Info(ctx).Result()
-		cancel()
-		if err != nil {
-			l.doubt() // not there, or not allowed to look
-			continue
-		}
-		s.checked[l] = true
+		checked[l] = s.checked[l] || l.blocked() == nil && s.check(l)
+	}
+	s.checked = checked
+}
+
+// check reports whether all is said about the server.
+func (s *Store) check(l *lane) bool {
+	ctx, cancel := context.WithTimeout(s.ctx, max(s.options.Timeout, 200*time.Millisecond))
+	info, err := l.client.Info(ctx).Result()
+	cancel()
+	if err == nil {
 		for _, text := range warnings(l.node, info) {
 			s.options.OnWarning(text)
 		}
+		return true
 	}
+	l.doubt() // not there, or not allowed to look
+	if kind := classify(err); l.blocked() != nil || kind != KindNoPerm && kind != KindOther {
+		return false
+	}
+	s.options.OnWarning(fmt.Sprintf("redis %s does not let its settings be seen (INFO: %v): allow +info, or see to it that it is version %d.0 or later and has maxmemory-policy noeviction",
+		l.node, err, oldestMajor))
+	return true
 }
 
 // warnings reads the answer of INFO.

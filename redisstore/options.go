@@ -61,9 +61,9 @@ type Options struct {
 	// Announce is how often the instance shows itself to the others and learns what they have forgotten; default 2 s.
 	Announce time.Duration
 
-	// OnState is called once for every change: up is false when decisions begin to fail, with the cause, and
-	// true when all servers answer again. It must not block.
-	OnState func(up bool, kind Kind, err error)
+	// OnState is called once for every change: a server goes down, so that decisions about its counters fail, or is up again.
+	// It must not block.
+	OnState func(State)
 	// OnWarning is called with what an operator should know about a server, once per server and start.
 	OnWarning func(text string)
 	// OnUnsettled is called with the number of charges given to [Store.Settle] that had to be dropped.
@@ -76,6 +76,14 @@ type Options struct {
 
 	// clock is given in tests: the script's time in microseconds.
 	clock func() int64
+}
+
+// State is a change of one server, and how all are since.
+type State struct {
+	Server string // its address; in mode Sentinel the master's name
+	Err    *Error // why it is down; nil when it is up again, or in a cluster another serves what it did
+	Down   int    // how many servers are down
+	Of     int    // how many there are
 }
 
 // Errors of [New].
@@ -164,6 +172,9 @@ func (o *Options) endpoint(a string) (endpoint, error) {
 func (s *Store) dialer(config *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	plain := &net.Dialer{KeepAlive: 30 * time.Second}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if addr == noMaster {
+			return nil, errNoMaster
+		}
 		s.dials.Add(1)
 		ctx, cancel := context.WithTimeout(ctx, s.options.Timeout) // a handshake is ended by a timer only
 		defer cancel()

@@ -29,8 +29,9 @@ type Store struct {
 	background tasks
 	started    sync.Once
 
-	stateMu sync.Mutex   // one change is told after the other
-	down    atomic.Int64 // lanes that are down
+	stateMu sync.Mutex     // one change is told after the other
+	downs   map[*lane]bool // lanes in use that are down
+	down    atomic.Int64   // how many they are
 
 	fleet
 	calls, dials, hits atomic.Int64
@@ -55,11 +56,12 @@ func New(o Options) (*Store, error) {
 	}
 	s := &Store{
 		options: o, names: namer{prefix: o.Prefix}, script: newScript(prologue + body), announce: newScript(fleetScript),
-		refused: newRefusals(o.RefusedKeys), errors: map[Kind]int64{},
+		refused: newRefusals(o.RefusedKeys), errors: map[Kind]int64{}, downs: map[*lane]bool{},
 		unsettled: settlements{pending: map[settlement]algorithms.Charge{}, wake: make(chan struct{}, 1)},
 		leases:    leases{held: map[*Lease]struct{}{}, wake: make(chan struct{}, 1)},
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.there, s.leave = context.WithCancel(s.ctx)
 	s.fleet.init(o.Prefix)
 	if err := s.open(all); err != nil {
 		s.cancel()
@@ -74,16 +76,21 @@ func (s *Store) Start() {
 	s.started.Do(func() { s.background.Go(s.keepAnnouncing) })
 }
 
+// Leave ends what Start began: the fleet does not count the instance any more. The store works on, for what is still owed to it.
+func (s *Store) Leave() { s.leave() }
+
 // Close settles what is left to settle, gives up what waits, says goodbye to the fleet and closes the connections.
 func (s *Store) Close() error {
 	s.settleRest()
-	s.leave()
 	s.cancel()
 	s.background.Wait()
 	s.closeSettling()
 	var errs []error
 	for _, l := range s.allLanes() {
 		errs = append(errs, l.client.Close())
+	}
+	if s.cluster != nil {
+		s.cluster.close(0)
 	}
 	return errors.Join(errs...)
 }
@@ -207,19 +214,32 @@ func (s *Store) observe(took time.Duration, batches int) {
 // Up reports whether all servers answer.
 func (s *Store) Up() bool { return s.down.Load() == 0 }
 
-func (s *Store) laneDown(cause *Error) {
+// laneDown notes that a server fails. One that owns nothing is missed by nobody.
+func (s *Store) laneDown(l *lane, cause *Error) {
 	s.stateMu.Lock()
 	defer s.stateMu.Unlock()
-	if s.down.Add(1) == 1 && s.options.OnState != nil {
-		s.options.OnState(false, cause.Kind, cause)
+	if s.cluster != nil && s.cluster.retired(l) {
+		return
 	}
+	s.downs[l] = true
+	s.tell(l, cause)
 }
 
-func (s *Store) laneUp() {
+// laneUp notes that a server answers again, or that its part went to another.
+func (s *Store) laneUp(l *lane) {
 	s.stateMu.Lock()
 	defer s.stateMu.Unlock()
-	if s.down.Add(-1) == 0 && s.options.OnState != nil {
-		s.options.OnState(true, "", nil)
+	if !s.downs[l] {
+		return
+	}
+	delete(s.downs, l)
+	s.tell(l, nil)
+}
+
+func (s *Store) tell(l *lane, cause *Error) {
+	s.down.Store(int64(len(s.downs)))
+	if s.options.OnState != nil {
+		s.options.OnState(State{Server: l.node, Err: cause, Down: len(s.downs), Of: len(s.allLanes())})
 	}
 }
 

@@ -7,7 +7,9 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,6 +41,7 @@ func (s *Store) open(all []endpoint) error {
 	return nil
 }
 
+// allLanes are those in use.
 func (s *Store) allLanes() []*lane {
 	if s.cluster != nil {
 		return s.cluster.all()
@@ -73,7 +76,8 @@ func mix(x uint64) uint64 {
 const (
 	refreshEvery = 30 * time.Second
 	refreshPause = 100 * time.Millisecond // at least, between two looks at the slots
-	retireAfter  = 5 * time.Second        // nobody can be using a lane that long after it was retired
+	retireAfter  = 5 * time.Second        // and two timeouts, a decision and what it gives back: then nobody uses a retired lane any more
+	noMaster     = "(slots without a master)"
 )
 
 // cluster knows who owns the slots. The road not taken: go-redis's ClusterClient repeats commands whose answer was
@@ -81,13 +85,14 @@ const (
 type cluster struct {
 	store  *Store
 	first  endpoint
-	seeds  []*lane
+	seeds  []*lane // used until the owners are known; later they are addresses to ask when nobody else answers
 	owners [slots]atomic.Pointer[lane]
 	look   chan struct{}
 
-	mu    sync.Mutex
-	lanes map[string]*lane
-	old   map[*lane]time.Time
+	asking sync.Mutex // so that no older answer is adopted after a newer one
+	mu     sync.Mutex
+	lanes  map[string]*lane
+	old    map[*lane]time.Time // retired
 }
 
 func newCluster(s *Store, all []endpoint) *cluster {
@@ -104,24 +109,35 @@ func (c *cluster) lane(addr string) *lane {
 	defer c.mu.Unlock()
 	l := c.lanes[addr]
 	if l == nil {
-		e := c.first
-		e.network, e.addr = "tcp", addr
-		l = &lane{store: c.store, node: addr, client: c.store.connect(e)}
+		l = c.connect(addr)
 		c.lanes[addr] = l
 	}
 	return l
 }
 
-func (c *cluster) all() (all []*lane) {
+func (c *cluster) connect(addr string) *lane {
+	e := c.first
+	e.network, e.addr = "tcp", addr
+	return &lane{store: c.store, node: addr, client: c.store.connect(e)}
+}
+
+// all returns the lanes that are not retired.
+func (c *cluster) all() []*lane {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, l := range c.lanes {
-		all = append(all, l)
+	return slices.Collect(maps.Values(c.lanes))
+}
+
+// close ends the lanes that were retired at least so long ago.
+func (c *cluster) close(after time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for l, since := range c.old {
+		if time.Since(since) >= after {
+			delete(c.old, l)
+			_ = l.client.Close()
+		}
 	}
-	for l := range c.old {
-		all = append(all, l)
-	}
-	return all
 }
 
 // owner is the lane to a slot's master. While nobody was asked yet it is a seed, which redirects.
@@ -195,8 +211,11 @@ func (c *cluster) keepRefreshing() {
 	}
 }
 
-// refresh asks the first server that answers who owns the slots; those that are up are asked first.
+// refresh asks the first server that answers who owns the slots: those that are up first, then the others, and at last the
+// addresses that were given, where by now somebody else may answer.
 func (c *cluster) refresh() {
+	c.asking.Lock()
+	defer c.asking.Unlock()
 	var up, down []*lane
 	for _, l := range c.all() {
 		if l.blocked() == nil {
@@ -206,22 +225,40 @@ func (c *cluster) refresh() {
 		}
 	}
 	for _, l := range append(up, down...) {
-		ctx, cancel := context.WithTimeout(c.store.ctx, c.store.options.Timeout)
-		//lint:ignore SA1019 Redis before 7 and Valkey know this command only
-		ranges, err := l.client.ClusterSlots(ctx).Result()
-		cancel()
-		if err == nil && len(ranges) > 0 {
-			c.adopt(ranges, l)
+		if c.ask(l) {
 			return
+		}
+	}
+	for _, seed := range c.seeds {
+		if c.retired(seed) {
+			again := c.connect(seed.node)
+			found := c.ask(again)
+			_ = again.client.Close()
+			if found {
+				return
+			}
 		}
 	}
 }
 
+// ask adopts what a server knows of the slots, if it answers.
+func (c *cluster) ask(l *lane) bool {
+	ctx, cancel := context.WithTimeout(c.store.ctx, c.store.options.Timeout)
+	defer cancel()
+	//lint:ignore SA1019 Redis before 7 and Valkey know this command only
+	ranges, err := l.client.ClusterSlots(ctx).Result()
+	if err != nil || len(ranges) == 0 {
+		return false
+	}
+	c.adopt(ranges, l)
+	return true
+}
+
+// adopt makes the owners those of an answer, and retires lanes to servers that own nothing: whether they are up is nobody's
+// concern. Slots that nobody owns have a lane of their own, that leads nowhere, so that they fail alone.
 func (c *cluster) adopt(ranges []redis.ClusterSlot, from *lane) {
 	used := map[*lane]bool{}
-	for _, l := range c.seeds {
-		used[l] = true
-	}
+	var owned [slots]bool
 	for _, r := range ranges {
 		if len(r.Nodes) == 0 {
 			continue
@@ -230,22 +267,31 @@ func (c *cluster) adopt(ranges []redis.ClusterSlot, from *lane) {
 		used[l] = true
 		for i := max(0, r.Start); i <= min(r.End, slots-1); i++ {
 			c.owners[i].Store(l)
+			owned[i] = true
 		}
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for addr, l := range c.lanes {
+	for i := range owned {
+		if !owned[i] {
+			l := c.lane(noMaster)
+			l.doubt() // nobody shall wait for it
+			used[l] = true
+			c.owners[i].Store(l)
+		}
+	}
+	for _, l := range c.all() {
 		if !used[l] {
-			delete(c.lanes, addr)
-			c.old[l] = time.Now()
+			c.retire(l)
 		}
 	}
-	for l, since := range c.old {
-		if time.Since(since) > retireAfter {
-			delete(c.old, l)
-			_ = l.client.Close()
-		}
-	}
+	c.close(retireAfter + 2*c.store.options.Timeout)
+}
+
+func (c *cluster) retire(l *lane) {
+	c.mu.Lock()
+	delete(c.lanes, l.node)
+	c.old[l] = time.Now()
+	c.mu.Unlock()
+	c.store.laneUp(l)
 }
 
 // fleetDigest places what the fleet shares on a server of a ring.

@@ -153,6 +153,42 @@ func TestRingOneNodeDown(t *testing.T) {
 	}
 }
 
+// Each server's outage and return is told, and how many of all are down.
+func TestEachServerIsTold(t *testing.T) {
+	nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t), redistest.Start(t)}
+	told := make(chan State, 10)
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Ring, OnState: func(change State) { told <- change }})
+	l := perHour(t, "z", 1_000_000)
+	want := func(up bool, n *redistest.Server, down int) {
+		t.Helper()
+		if up {
+			n.Restart()
+		} else {
+			n.Kill()
+		}
+		for range 2 {
+			failures(s, l)
+		}
+		select {
+		case got := <-told:
+			if got.Server != n.Addr || (got.Err == nil) != up || got.Down != down || got.Of != 3 || s.Stats().Down != down || s.Up() != (down == 0) {
+				t.Errorf("told %+v, want that %s is up: %v, %d of 3 down", got, n.Addr, up, down)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatalf("no word of %s", n.Addr)
+		}
+	}
+	want(false, nodes[1], 1)
+	want(false, nodes[2], 2)
+	want(true, nodes[1], 1)
+	want(false, nodes[0], 2)
+	want(true, nodes[2], 1)
+	want(true, nodes[0], 0)
+	if len(told) != 0 {
+		t.Errorf("and %+v", <-told)
+	}
+}
+
 // oneOnEach returns for each of two servers a limit whose counter of "k" lives there.
 func oneOnEach(s *Store, limit func(zone string) *algorithms.Limit) (on [2]*algorithms.Limit) {
 	for i := 0; on[0] == nil || on[1] == nil; i++ {
