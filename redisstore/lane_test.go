@@ -212,7 +212,7 @@ func TestFailuresAreCounted(t *testing.T) {
 	server := redistest.Start(t)
 	var mu sync.Mutex
 	told := map[Kind]int64{}
-	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 500 * time.Millisecond, OnFailure: func(k Kind) {
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 3 * time.Second, OnFailure: func(k Kind) {
 		mu.Lock()
 		told[k]++
 		mu.Unlock()
