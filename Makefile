@@ -14,9 +14,11 @@ run: build
 	@echo "listening on http://127.0.0.1:$(PORT)/ (5 requests per 10 seconds); stop with Ctrl-C"
 	@PORT=$(PORT) UPSTREAM=$(UPSTREAM) bin/caddy run --config cmd/caddy/Caddyfile --adapter caddyfile
 
-## test: every test, on servers that the tests start and stop themselves
+## test: every test, on servers that the tests start and stop themselves. One package after the other, since two of them start
+## many servers and busy clients, which would take a small machine from each other; built before, since -p 1 holds for the compiler too.
 test: redis-server
-	go test ./...
+	go build ./...
+	go test -p 1 ./...
 
 # The tests need the program redis-server and fail without it; on Debian and Ubuntu it is installed here.
 .PHONY: redis-server
@@ -48,8 +50,9 @@ lint:
 ## race: the race detector on the packages that share state, and on the handler where it meets concurrency. Package
 ## algorithms shares nothing; its conformance suite does, with the stores.
 race: redis-server
-	go test -race ./algorithms/storetest ./leaky ./memstore ./fields ./redisstore
-	go test -race -run 'F48|F49|F50|F51|Concurrent' . ./telemetry
+	go build -race ./...
+	go test -race -p 1 ./algorithms/storetest ./leaky ./memstore ./fields ./redisstore
+	go test -race -p 1 -run 'F48|F49|F50|F51|Concurrent' . ./telemetry
 
 ## bench: the comparison with other limiters (see bench/README.md)
 bench:

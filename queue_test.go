@@ -109,7 +109,32 @@ func (s *server) queued(ctx context.Context, names ...string) (came []<-chan *an
 	return came
 }
 
-func (s *server) waiting() int { return int(s.metric(`caddy_rate_limit_waiting{zone="q"}`)) }
+func (s *server) waiting() int { return s.waitingIn("q") }
+
+func (s *server) waitingIn(zone string) int {
+	return int(s.metric(`caddy_rate_limit_waiting{zone="` + zone + `"}`))
+}
+
+// waits sends a request that must wait, so that n do. In Redis the slot or the lease of who was there before may not be back yet, and
+// who finds none is refused and takes nothing.
+func (s *server) waits(ctx context.Context, zone string, n int, header ...string) (came <-chan *answer) {
+	s.t.Helper()
+	eventually(s.t, 10*time.Second, "the next one waits", func() bool {
+		if came == nil {
+			came = s.send(ctx, "/", header...)
+		}
+		select {
+		case a := <-came:
+			if a == nil || a.StatusCode != 429 {
+				s.t.Fatal(a)
+			}
+			came = nil
+		default:
+		}
+		return s.waitingIn(zone) == n
+	})
+	return came
+}
 
 // everyone begins a zone with one counter for all.
 const everyone = " {\n key everyone\n "
@@ -316,25 +341,10 @@ func TestF51LastSlotIsGivenBack(t *testing.T) {
 		leave()
 		<-last[0]
 		eventually(t, 10*time.Second, "C has left", func() bool { return s.waiting() == 1 })
-		// Not before it is settled there is a slot; a request that finds none takes nothing.
-		var newcomer <-chan *answer
-		eventually(t, 10*time.Second, "a newcomer waits", func() bool {
-			if newcomer == nil {
-				newcomer = s.send(ctx, "/", "X-Name", "newcomer")
-			}
-			select {
-			case a := <-newcomer:
-				if a == nil || a.StatusCode != 429 {
-					t.Fatal(a)
-				}
-				newcomer = nil
-			default:
-			}
-			return s.waiting() == 2
-		})
+		came = append(came, s.waits(ctx, "q", 2, "X-Name", "newcomer"))
 		s.refused("/")
 		end()
-		for _, a := range append(came, newcomer) {
+		for _, a := range came {
 			<-a
 		}
 	})
@@ -349,21 +359,7 @@ func TestF51LeaseOfWhoLeavesTheQueue(t *testing.T) {
 		eventually(t, 5*time.Second, "the lease of the first is back", func() bool { return s.metric(`caddy_rate_limit_in_flight{zone="c"}`) == 0 })
 		for range 3 { // each would find the lease taken, and after an hour's wait nobody would know
 			ctx, leave := context.WithCancel(context.Background())
-			var came <-chan *answer
-			eventually(t, 10*time.Second, "the next one waits", func() bool {
-				if came == nil {
-					came = s.send(ctx, "/")
-				}
-				select {
-				case a := <-came: // refused, since the lease was not back yet
-					if a == nil || a.StatusCode != 429 {
-						t.Fatal(a)
-					}
-					came = nil
-				default:
-				}
-				return s.waiting() == 1
-			})
+			came := s.waits(ctx, "q", 1)
 			if a := s.refused("/"); a.left("c") != 0 {
 				t.Error("while one waits:", a.Header)
 			}

@@ -307,7 +307,7 @@ func testRecipeFragileBackendLeaver(t *testing.T, st *stage) {
 	s := serve(t, st.counting(recipe(t, "fragile-backend.md", 0, upstream(t, notesArrival(came)), "backend 10/s", "backend 1/1h", "queue 30 max_wait 3s", "queue 1")))
 	wait := func() (leave func()) {
 		ctx, cancel := context.WithCancel(t.Context())
-		came := s.send(ctx, "/", at()...)
+		came := s.waits(ctx, "backend", 1, at()...)
 		return func() {
 			cancel()
 			if a := <-came; a != nil {
@@ -315,20 +315,18 @@ func testRecipeFragileBackendLeaver(t *testing.T, st *stage) {
 			}
 		}
 	}
-	waiting := func(n float64) {
+	none := func() {
 		t.Helper()
-		eventually(t, 10*time.Second, fmt.Sprint(n, " waits"), func() bool { return s.metric(`caddy_rate_limit_waiting{zone="backend"}`) == n })
+		eventually(t, 10*time.Second, "nobody waits", func() bool { return s.waitingIn("backend") == 0 })
 	}
 	s.pass(1, "/", at()...)
 	leave := wait()
-	waiting(1)
 	s.refused("/", at()...)
 	leave()
-	waiting(0)
+	none()
 	leave = wait()
-	waiting(1)
 	leave()
-	waiting(0)
+	none()
 	if len(came) != 1 {
 		t.Errorf("%d requests came to the backend", len(came))
 	}

@@ -216,7 +216,6 @@ func TestRaisedLimitForgetsRefusals(t *testing.T) {
 // Through 200 reloads under load, every tenth of which opens another store, no request goes uncounted and nothing is left behind.
 func TestReloadsUnderLoadLeaveNothing(t *testing.T) {
 	const quota = 10_000_000
-	t.Cleanup(sluice.Linger(200 * time.Millisecond)) // below what usage waits for calm
 	r := redistest.Start(t)
 	var configs [3][]byte
 	for i, settings := range []string{patient, patient, patient + "\nprefix other"} {
@@ -249,7 +248,11 @@ func TestReloadsUnderLoadLeaveNothing(t *testing.T) {
 		})
 		s.settle()
 	}
-	used := func() (used, int) { return usage(t), len(connections(r)) }
+	used := func() (used, int) {
+		// One store has up to three connections: two flights and what announces the instance.
+		eventually(t, 20*time.Second, "other stores than the last one are closed", func() bool { return len(connections(r)) <= 3 })
+		return usage(t), len(connections(r))
+	}
 	run(20) // what is made once is made
 	before, connected := used()
 	run(200)
@@ -262,7 +265,6 @@ func TestReloadsUnderLoadLeaveNothing(t *testing.T) {
 		t.Errorf("%d requests counted of %d", counted, passed)
 	}
 	t.Logf("%d requests; before %+v, %d connections, after %+v, %d connections", counted, before, connected, after, stillConnected)
-	// One store has up to three connections: two flights and what announces the instance.
 	if after.goroutines > before.goroutines+10 || after.files > before.files+5 || after.heap > before.heap+4<<20 || stillConnected > 3 {
 		t.Errorf("before %+v and %d connections, after %+v and %d", before, connected, after, stillConnected)
 	}

@@ -116,7 +116,7 @@ func TestSentinelFailover(t *testing.T) {
 	master := redistest.Start(t)
 	replica := redistest.Start(t, "--replicaof", "127.0.0.1 "+master.Port)
 	sentinel := redistest.StartSentinel(t, "limits", master)
-	i := startInstance(t, "redis "+sentinel.Addr+" {\n mode sentinel\n master_name limits\n timeout 1s\n}", "zone z 100/1h {\n on_store_error deny\n}")
+	i := startInstance(t, "redis "+sentinel.Addr+" {\n mode sentinel\n master_name limits\n timeout 3s\n}", "zone z 100/1h {\n on_store_error deny\n}")
 	if a := i.ask(); a.left("z") != 99 {
 		t.Fatal(a.Status, a.Header)
 	}

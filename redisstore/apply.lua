@@ -218,10 +218,10 @@ local function rare()
     local live
     if c.n - c.head > 2 * (c.S - c.A) + SMALL then -- most are empty, since each that is not holds a unit
       live = compact(c)
-    elseif c.raw or c.head > c.n - c.head then -- small, or mostly dead
+    elseif c.raw or c.head > c.n - c.head -- small, or mostly dead, or the youngest went
+      or call('SETRANGE', c.key, 0, header(c, '')) > HEADER_SIZE + 2 * c.n * ENTRY_SIZE then
       live = bytes(c, c.head, c.n)
     else
-      call('SETRANGE', c.key, 0, header(c, ''))
       call('PEXPIRE', c.key, ttl)
       return
     end

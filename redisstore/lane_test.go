@@ -187,7 +187,7 @@ func TestEverybodyIsTold(t *testing.T) {
 // What was never sent is no settlement that may have been executed: it is tried again.
 func TestUnsentSettlementsAreTriedAgain(t *testing.T) {
 	var dropped atomic.Int64
-	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}, Timeout: 300 * time.Millisecond, OnUnsettled: func(n int) { dropped.Add(int64(n)) }})
+	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}, Timeout: 2 * time.Second, OnUnsettled: func(n int) { dropped.Add(int64(n)) }})
 	limit := hourly(t, "z", 100)
 	free := jam(t, s.lanes[0])
 	for i := range 10 {
@@ -212,7 +212,7 @@ func TestFailuresAreCounted(t *testing.T) {
 	server := redistest.Start(t)
 	var mu sync.Mutex
 	told := map[Kind]int64{}
-	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 500 * time.Millisecond, OnFailure: func(k Kind) {
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 3 * time.Second, OnFailure: func(k Kind) {
 		mu.Lock()
 		told[k]++
 		mu.Unlock()
@@ -252,7 +252,7 @@ func TestFailuresAreCounted(t *testing.T) {
 // its own answer, and a failure is one.
 func TestOneByOne(t *testing.T) {
 	nodes := redistest.StartCluster(t, 2)
-	s := open(t, Options{Addrs: addrs(nodes[:1]), Mode: Cluster, Prefix: "{limits}", Timeout: time.Second})
+	s := open(t, Options{Addrs: addrs(nodes[:1]), Mode: Cluster, Prefix: "{limits}", Timeout: 3 * time.Second})
 	limit := perHour(t, "z", 10)
 	charge := func(key string) algorithms.Charge { return algorithms.Charge{Key: key, Limit: limit, Cost: 1} }
 	for _, key := range []string{"here", "there", "after"} {
@@ -271,7 +271,7 @@ func TestOneByOne(t *testing.T) {
 	fly := func() (all []*part) {
 		f := newFlight(s.cluster.owner(at))
 		for _, key := range []string{"here", "there", "after"} {
-			all = append(all, newTestPart(s, charge(key), time.Second))
+			all = append(all, newTestPart(s, charge(key), 3*time.Second))
 		}
 		for _, p := range all {
 			p.state.Store(taken)

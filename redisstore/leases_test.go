@@ -79,7 +79,7 @@ func TestLeasesAreRenewedTogether(t *testing.T) {
 // certainly knows nothing of is made again at once.
 func TestRenewalWithoutAnAnswer(t *testing.T) {
 	server := redistest.Start(t)
-	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 500 * time.Millisecond})
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 2 * time.Second})
 	l := exports(t, 10, time.Hour)
 	lease := hold(t, s, l)
 	server.Stop()

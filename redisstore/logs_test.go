@@ -84,6 +84,25 @@ func TestLogSizeFollowsWhatIsInFlight(t *testing.T) {
 	}
 }
 
+// After many were in flight the log becomes short again, also when the youngest end first.
+func TestLogShortensWithWhatIsInFlight(t *testing.T) {
+	server := redistest.Start(t)
+	for _, a := range []algorithms.Algorithm{algorithms.Concurrency, algorithms.SlidingLog} {
+		for order, pick := range map[string]func(n int) int{
+			"oldest": func(int) int { return 0 }, "newest": func(n int) int { return n - 1 }, "any": rand.IntN,
+		} {
+			f := newInFlight(t, server, a)
+			f.take(1500)
+			for len(f.marks) > 100 {
+				f.giveBack(pick(len(f.marks)))
+			}
+			if size, most := f.size(), int64(30+14*2*(2*100+64)); size > most {
+				t.Errorf("%v, %s first: %d bytes for 100 in flight, want at most %d", a, order, size, most)
+			}
+		}
+	}
+}
+
 // A lease is found among 20,000 by a search; what is given back to a sliding log changes all younger entries, read 500 at once.
 func TestGivingBackReadsLittle(t *testing.T) {
 	server := redistest.Start(t)

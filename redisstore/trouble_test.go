@@ -169,7 +169,7 @@ func TestF41_SentinelFailover(t *testing.T) {
 	master := redistest.Start(t)
 	replica := redistest.Start(t, "--replicaof", "127.0.0.1 "+master.Port)
 	watcher := redistest.StartSentinel(t, "limits", master)
-	s := open(t, Options{Addrs: []string{watcher.Addr}, Mode: Sentinel, MasterName: "limits", Timeout: time.Second})
+	s := open(t, Options{Addrs: []string{watcher.Addr}, Mode: Sentinel, MasterName: "limits", Timeout: 3 * time.Second})
 	l := perHour(t, "z", 100)
 	ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1})
 	waitFor(t, "the sentinel to know the replica", func() bool {
