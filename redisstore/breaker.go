@@ -58,7 +58,7 @@ func (l *lane) report(err error, key []byte) {
 		return
 	}
 	cause := err.(*Error)
-	l.open.Store(&Error{Kind: cause.Kind, Node: l.node, Open: true, Err: cause.Err})
+	l.open.Store(&Error{Kind: cause.Kind, Node: l.node, lane: l, Open: true, Err: cause.Err})
 	l.key = append(l.key[:0], key...)
 	if time.Since(l.closedAt) > relapse {
 		l.pause = firstProbe
@@ -83,7 +83,7 @@ func (l *lane) doubt() {
 			l.report(nil, nil)
 			return
 		}
-		failure := &Error{Kind: classify(err), Node: l.node, Err: err}
+		failure := &Error{Kind: classify(err), Node: l.node, lane: l, Err: err}
 		l.store.count(failure.Kind)
 		l.report(failure, nil)
 	}
@@ -112,7 +112,7 @@ func (l *lane) probe() {
 			break
 		}
 		// What is wrong may change while it is down: first nobody listens, then the data is loading.
-		l.open.Store(&Error{Kind: classify(err), Node: l.node, Open: true, Err: err})
+		l.open.Store(&Error{Kind: classify(err), Node: l.node, lane: l, Open: true, Err: err})
 		l.pause = min(2*l.pause, lastProbe)
 		if l.store.cluster != nil {
 			l.store.cluster.refreshSoon()

@@ -4,6 +4,7 @@ package redisstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -98,6 +99,37 @@ func TestClusterFailover(t *testing.T) {
 	outage(nodes[2])
 	if last := seen.latest(); last.Server != nodes[2].Addr || last.Down != 1 || last.Of != 3 {
 		t.Errorf("told %+v, want that %s is down, one of 3", last, nodes[2].Addr)
+	}
+}
+
+// Who redirects to a server that is down has answered: the outage is the other's.
+func TestRedirectToDeadServer(t *testing.T) {
+	nodes, seen := inPart(redistest.StartCluster(t, 2)), newChanges()
+	s := open(t, Options{Addrs: addrs(nodes), Mode: Cluster, OnState: seen.note, RefusedKeys: -1})
+	l := perHour(t, "z", 1_000_000)
+	d, _ := s.names.sum(nil, s.names.clear(l.Space), "7")
+	at := slot(s.names.append(nil, s.names.clear(l.Space), d))
+	if errs := failures(s, l); len(errs) != 0 {
+		t.Fatal(errs)
+	}
+	from, to := nodes[0], nodes[1]
+	if s.cluster.owner(at).node != from.Addr {
+		from, to = to, from
+	}
+	redistest.MoveSlot(int(at), from, to)
+	to.Kill()
+	for range 2 * failuresToOpen {
+		var failure *Error
+		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "7", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+		if !errors.As(err, &failure) || failure.Node != to.Addr {
+			t.Errorf("%v, want that %s failed", err, to.Addr)
+		}
+	}
+	if s.Stats().Down != 1 || seen.latest().Server != to.Addr {
+		t.Errorf("%d down, changes %q", s.Stats().Down, seen.list())
+	}
+	if errs := failures(s, l); len(errs) > 75 { // those of the other half
+		t.Errorf("%d of 100 failed: %v", len(errs), errs[0])
 	}
 }
 

@@ -59,6 +59,8 @@ type Error struct {
 	// Unapplied: Redis has certainly not applied the charges, as with Open, so that to try again cannot count twice.
 	Unapplied bool
 	Err       error
+
+	lane *lane // whose breaker it concerns
 }
 
 // Error implements error.

@@ -324,7 +324,10 @@ func (f *flight) fly(deadline time.Time) {
 	f.ask(ctx)
 	var failed error
 	for i := range f.calls[:f.open] {
-		if err := f.calls[i].settle(ctx, l); err != nil {
+		err := f.calls[i].settle(ctx, l)
+		if failure, ok := err.(*Error); ok && failure.lane != l {
+			failure.lane.report(err, f.key) // where l redirected to
+		} else if err != nil {
 			failed = err
 		}
 	}
@@ -444,14 +447,14 @@ func (l *lane) again(ctx context.Context, c *call, err error) error {
 			at, asking = l.store.cluster.lane(complete(addr, at)), true
 			hops++
 		} else if kind := classify(err); !natures[kind].passing || (kind == KindMoved && l.store.cluster == nil) {
-			return l.failure(err, err)
+			return at.failure(err, err)
 		} else {
 			if cause = err; !sleep(ctx, pause) {
-				return l.failure(err, err)
+				return at.failure(err, err)
 			}
 			pause = min(2*pause, 8*time.Millisecond)
 			if redis.HasErrorPrefix(err, tryAgain) && len(c.parts) > 1 {
-				return l.failure(err, err) // some keys are here, some there: each may be found alone
+				return at.failure(err, err) // some keys are here, some there: each may be found alone
 			}
 			if l.store.cluster != nil {
 				at = l.store.cluster.owner(c.parts[0].slot)
@@ -459,15 +462,18 @@ func (l *lane) again(ctx context.Context, c *call, err error) error {
 		}
 		if hops > maxHops { // servers disagree, as they may for a moment after a slot moved
 			if cause = err; !sleep(ctx, pause) {
-				return l.failure(err, err)
+				return at.failure(err, err)
 			}
 			pause = min(2*pause, 8*time.Millisecond)
+		}
+		if down := at.blocked(); at != l && down != nil { // nobody waits for a server that is known to be down
+			return down
 		}
 		if err = at.askAgain(ctx, c, text, asking); err != nil && ctx.Err() != nil {
 			if cause == nil {
 				cause = err
 			}
-			return l.failure(cause, err)
+			return at.failure(cause, err)
 		}
 	}
 	return nil
@@ -511,7 +517,7 @@ func (l *lane) failure(cause, last error) error {
 	if l.store.ctx.Err() != nil {
 		kind = KindClosed
 	}
-	return &Error{Kind: kind, Node: l.node, Unapplied: unapplied(last), Err: cause}
+	return &Error{Kind: kind, Node: l.node, lane: l, Unapplied: unapplied(last), Err: cause}
 }
 
 func sleep(ctx context.Context, d time.Duration) bool {
