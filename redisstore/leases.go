@@ -26,6 +26,8 @@ type Lease struct {
 }
 
 type leases struct {
+	renewals sync.Mutex // one round of them: Close waits for what is released meanwhile
+
 	mu      sync.Mutex
 	held    map[*Lease]struct{}
 	wake    chan struct{} // the first lease was taken, or a shorter one than before
@@ -88,10 +90,16 @@ func (s *Store) keepRenewing() {
 			return
 		case <-s.leases.wake:
 		case <-timer.C:
-			for due := s.leases.due(); len(due) > 0; {
-				due = due[s.renew(due):]
-			}
+			s.renewAll()
 		}
+	}
+}
+
+func (s *Store) renewAll() {
+	s.leases.renewals.Lock()
+	defer s.leases.renewals.Unlock()
+	for due := s.leases.due(); len(due) > 0; {
+		due = due[s.renew(due):]
 	}
 }
 

@@ -3,6 +3,7 @@ package redisstore
 // What it costs to keep leases alive, and what a renewal leaves that nobody knows the end of.
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -119,5 +120,33 @@ func TestOneCounterIsOneStep(t *testing.T) {
 		if out[i].Remaining != want {
 			t.Errorf("%d: %d left, want %d", i, out[i].Remaining, want)
 		}
+	}
+}
+
+// A lease that is released while it is renewed is given back, also when the store closes meanwhile.
+func TestCloseGivesBackWhatIsBeingRenewed(t *testing.T) {
+	server := redistest.Start(t)
+	var dropped atomic.Int64
+	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 10 * time.Second, OnUnsettled: func(n int) { dropped.Add(int64(n)) }})
+	lease := hold(t, s, exports(t, 10, time.Hour))
+	server.Stop()
+	s.leases.mu.Lock()
+	lease.taken = lease.taken.Add(-lease.limit.Window)
+	s.leases.mu.Unlock()
+	go s.renewAll()
+	waitFor(t, "the renewal", func() bool {
+		s.leases.mu.Lock()
+		defer s.leases.mu.Unlock()
+		return lease.renewing
+	})
+	lease.Release()
+	closed := make(chan error)
+	go func() { closed <- s.Close() }()
+	server.Continue()
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if n, _ := server.Do("dbsize").(int64); n != 0 || dropped.Load() != 0 {
+		t.Errorf("%d keys, %d dropped: the lease is not back", n, dropped.Load())
 	}
 }

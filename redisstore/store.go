@@ -81,8 +81,10 @@ func (s *Store) Leave() { s.leave() }
 
 // Close settles what is left to settle, gives up what waits, says goodbye to the fleet and closes the connections.
 func (s *Store) Close() error {
+	s.leases.renewals.Lock() // what is released while it is renewed comes after
 	s.settleRest()
 	s.cancel()
+	s.leases.renewals.Unlock()
 	s.background.Wait()
 	s.closeSettling()
 	var errs []error
