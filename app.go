@@ -34,7 +34,8 @@ type App struct {
 	ctx    caddy.Context
 	logger *zap.Logger
 	events *caddyevents.App
-	redis  *sharedStore // nil when every zone counts in this process
+	live   chan struct{} // closed when all apps of the config have started; nil without a shared store
+	redis  *sharedStore  // nil when every zone counts in this process
 	shared *caddyfile.Shared
 
 	mu       sync.Mutex
@@ -99,7 +100,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err := storeMetrics.Register(ctx.GetMetricsRegistry()); err != nil {
 		return fmt.Errorf("registering the shared store's metrics: %w", err)
 	}
-	a.events = events.(*caddyevents.App)
+	a.events, a.live = events.(*caddyevents.App), make(chan struct{})
+	if err := a.events.On("started", onStarted(sync.OnceFunc(func() { close(a.live) }))); err != nil {
+		return err
+	}
 	store, err := openShared(shared)
 	if err != nil {
 		return err
@@ -116,8 +120,20 @@ func (a *App) fleet() int {
 	return max(1, a.redis.FleetSize())
 }
 
-// emit tells subscribers of Caddy's events app, if there are any.
+// onStarted is called when a config has started.
+type onStarted func()
+
+// Handle implements caddyevents.Handler.
+func (f onStarted) Handle(context.Context, caddy.Event) error { f(); return nil }
+
+// emit tells subscribers of Caddy's events app, if there are any. Apps start in any order, and the events app knows no subscriber
+// before its turn, so what happens meanwhile is told after it.
 func (a *App) emit(name string, data map[string]any) {
+	select {
+	case <-a.live:
+	case <-a.ctx.Done(): // the config has failed to start, or ended
+		return
+	}
 	if a.events.ShouldEmit(name) {
 		a.events.Emit(a.ctx, name, data)
 	}

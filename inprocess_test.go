@@ -436,6 +436,8 @@ type (
 	failingApp struct {
 		Provisioning bool `json:"provisioning,omitempty"`
 		Starting     bool `json:"starting,omitempty"`
+		// Await is a line in the log that Start waits for, for a while.
+		Await string `json:"await,omitempty"`
 	}
 )
 
@@ -498,6 +500,11 @@ func (a *failingApp) Provision(caddy.Context) error {
 }
 
 func (a *failingApp) Start() error {
+	for start := time.Now(); a.Await != "" && time.Since(start) < 300*time.Millisecond; time.Sleep(time.Millisecond) {
+		if strings.Contains(processLog.String(), a.Await) {
+			break
+		}
+	}
 	if a.Starting {
 		return fmt.Errorf("told to fail in Start")
 	}

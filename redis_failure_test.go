@@ -4,6 +4,7 @@ package sluice_test
 // operators are told, and that it ends by itself.
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/http"
@@ -253,6 +254,24 @@ func checkEvents(t *testing.T, kind string, back bool) {
 	})
 	if !slices.Equal(got, want) {
 		t.Errorf("events %q, want %q", got, want)
+	}
+}
+
+// What is down when Caddy starts is told too, in whichever order its apps start: the events app knows no subscriber before it did.
+func TestOutageAtStartIsTold(t *testing.T) {
+	for range 12 {
+		t.Run("", func(t *testing.T) {
+			events()
+			config, err := adapt(sharing("127.0.0.1:"+redistest.FreePort(t), "", "zone z 2/1h"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			config = bytes.Replace(config, []byte(`"apps":{`), []byte(`"apps":{"zz_sluice_test":{"await":"`+downLine+`"},`), 1)
+			if err := newServer(t).loadJSON(config); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, 10*time.Second, "the event", func() bool { return len(events()) == 1 })
+		})
 	}
 }
 
