@@ -14,7 +14,7 @@ import (
 const (
 	failuresToOpen = 2 // in a row: one lost connection is no outage
 	firstProbe     = 50 * time.Millisecond
-	lastProbe      = 500 * time.Millisecond // so that Redis's return is seen within a second
+	lastProbe      = 500 * time.Millisecond // so that Redis's return is seen within two seconds: go-redis may not dial for one of them
 	relapse        = 10 * time.Second       // a failure this soon after a return continues the old backoff
 )
 
