@@ -344,7 +344,7 @@ func (h *Handler) refuse(w http.ResponseWriter, q *question, by *asked, limit in
 	if wait == algorithms.Unknown && by.rule.RetryAfter > 0 {
 		wait = by.rule.RetryAfter
 	}
-	wait = h.jitter(wait)
+	wait = h.jitter(q.waitForAll(wait))
 	q.record.refusal = &refusal{zone: by.rule.Zone, policy: by.plan.Names[max(limit, 0)], wait: wait}
 	h.report(q, by, wait)
 	reason, problem := "rate limit exceeded", q.fields.Problem

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/caddy-sluice/sluice"
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
@@ -113,6 +115,32 @@ func TestReloadWaitsForWhatIsOwed(t *testing.T) {
 	}
 	if n := s.unsettled() - before; n != 0 {
 		t.Errorf("%v charges did not reach Redis", n)
+	}
+}
+
+// An outage that a reload ends is over for who waits for word of it; one that it does not end is not.
+func TestReloadEndsAnOutage(t *testing.T) {
+	t.Cleanup(sluice.Linger(20 * time.Millisecond))
+	events()
+	r := redistest.StartWith(t, redis.Options{Password: "right"}, "--requirepass", "right")
+	config := func(password string) string {
+		return sharing(r.Addr, "timeout 1s\npassword "+password, "zone z 1000/1h")
+	}
+	s := serve(t, config("wrong"))
+	eventually(t, 10*time.Second, "the outage", func() bool { s.get("/"); return len(logged(t, downLine)) == 1 })
+	s.mustLoad(config("guess"))
+	eventually(t, 10*time.Second, "the next outage", func() bool { s.get("/"); return len(logged(t, downLine)) == 2 })
+	s.mustLoad(config("right"))
+	eventually(t, 20*time.Second, "the return", func() bool { return len(logged(t, upLine)) == 1 })
+	var got []string
+	eventually(t, 10*time.Second, "the events", func() bool {
+		for _, e := range events() {
+			got = append(got, e.Name())
+		}
+		return len(got) == 3
+	})
+	if got[2] != "rate_limit_store_up" || s.metric(`caddy_rate_limit_store_up{store="redis"}`) != 1 {
+		t.Error(got)
 	}
 }
 

@@ -26,6 +26,8 @@ type question struct {
 	vars   map[string]any // the request's; finding them takes a walk through its context
 	record *record        // nil until something is charged
 	asked  []asked        // in the order of the file
+	// earlier is how many answers the record has from handlers before this one.
+	earlier int
 	// The charges by who decides them: this process, the shared store, or this process in the shared store's place.
 	local, shared, share batch
 	fields               *fields.Set // what the limits that decided look like to clients
@@ -208,10 +210,11 @@ func (q *question) openRecord() {
 
 // remember puts the answers on the request's record, for placeholders and for later handlers.
 func (q *question) remember(passed bool) {
+	q.earlier = len(q.record.answers)
 	for n := range q.asked {
 		a := &q.asked[n]
 		for i, limit := range a.plan.Limits {
-			answer := answer{rule: a.rule, limit: limit, outcome: *a.told(i), enforced: a.enforced}
+			answer := answer{rule: a.rule, limit: limit, cost: a.charge(i).Cost, outcome: *a.told(i), enforced: a.enforced}
 			if passed {
 				answer.taken = a.taken(i)
 			}
@@ -235,6 +238,7 @@ type record struct {
 type answer struct {
 	rule     *rule
 	limit    *algorithms.Limit
+	cost     int64
 	outcome  algorithms.Outcome
 	enforced bool
 	// taken is kept if the zone has other rules, which may meet the same counter later on this request.

@@ -5,6 +5,7 @@ package sluice
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +27,8 @@ var storeMetrics = telemetry.NewStore("redis")
 // sharedStore is a Redis store that is watched.
 type sharedStore struct {
 	*redisstore.Store
+	settings  *caddyfile.Shared
+	succeeded sync.Once // an outage that a reload ended was told to be over
 	watched   sync.Once
 	changes   chan redisstore.State
 	done      chan struct{}
@@ -86,7 +89,7 @@ func showState() {
 // openShared returns the store of these settings, a running one if there is one. It makes no connection.
 func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	value, _, err := sharedStores.LoadOrNew(settings.Fingerprint, func() (caddy.Destructor, error) {
-		s := &sharedStore{changes: make(chan redisstore.State, 64), done: make(chan struct{})}
+		s := &sharedStore{settings: settings, changes: make(chan redisstore.State, 64), done: make(chan struct{})}
 		options := settings.Options
 		options.OnState = func(change redisstore.State) {
 			showState()
@@ -132,9 +135,33 @@ func (s *sharedStore) Destruct() error {
 		return s.Store.Close()
 	}
 	s.Leave()
+	if !s.Up() { // its successor knows after some attempts whether it is
+		time.AfterFunc(lingering+4*s.settings.Options.Timeout, s.tellSuccessor)
+	}
 	now := time.Now()
 	s.outlive(lingering, now.Add(longest), now)
 	return nil
+}
+
+// tellSuccessor makes the return known that came by a reload, of a new password, say: the store that was down is gone, and the one
+// that came in its place has never been down.
+func (s *sharedStore) tellSuccessor() {
+	running.Lock()
+	defer running.Unlock()
+	if len(running.apps) == 0 {
+		return
+	}
+	next := running.apps[len(running.apps)-1].redis
+	if next == s || !next.Up() { // it has told that itself
+		return
+	}
+	next.succeeded.Do(func() {
+		addrs := next.settings.Options.Addrs
+		select {
+		case next.changes <- redisstore.State{Server: strings.Join(addrs, " "), Of: len(addrs)}:
+		default:
+		}
+	})
 }
 
 // outlive closes the store once no request owes it anything, or nothing can be brought to it any more. It was up at the given moment.

@@ -1,13 +1,14 @@
 package sluice
 
-// Two handlers on one zone: a site-wide one, say, and one of a route behind it that costs more. Each charges the request for
-// itself, when it comes to it. So the first one's decision is no longer true when the second has made its own, and a wait that
-// either tells must be long enough for both, since a retry asks both again.
+// Two handlers on one request: a site-wide one, say, and one of a route behind it, perhaps on the same zone. Each charges the
+// request for itself, when it comes to it. So the first one's decision is no longer true when the second has made its own, and a
+// wait that either tells must be long enough for both, since a retry asks both again.
 
 import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/fields"
@@ -19,6 +20,21 @@ func (z *zone) severalRules() bool { return z.rules > 1 }
 // toldBefore reports whether the client was told what another rule of the zone had left.
 func (q *question) toldBefore(z *zone) bool {
 	return z.severalRules() && q.record.tightest(z.first.Zone) != nil
+}
+
+// waitForAll lengthens the wait that a refused client is told to what the rules of earlier handlers, which have let this request
+// pass, need to let the next one pass.
+func (q *question) waitForAll(wait time.Duration) time.Duration {
+	if wait <= 0 || wait == algorithms.Never { // nobody knows when, or it is of no use
+		return wait
+	}
+	for _, a := range q.record.answers[:q.earlier] {
+		o := &a.outcome
+		if a.enforced && o.OK && o.Asked() && o.Remaining < a.cost && a.limit.Algorithm != algorithms.Concurrency && o.Next != algorithms.Never {
+			wait = max(wait, o.Next)
+		}
+	}
+	return wait
 }
 
 // retract takes back what the client was told before.

@@ -52,6 +52,20 @@ func TestOneValueOfTwoHandlers(t *testing.T) {
 	})
 }
 
+// A wait is long enough for what stands before, which has let the refused request pass and counted it.
+func TestWaitForEarlierHandlers(t *testing.T) {
+	c := useClock(t)
+	s := serve(t, ":80 {\nroute {\nrate_limit {\nzone site 4/20s\n}\nrate_limit {\nzone strict 3/3s\n}\nrespond ok\n}\n}")
+	s.pass(3, "/")
+	if wait := s.wait(s.refused("/")); wait != 20 {
+		t.Errorf("told to wait %d s, want 20: the site-wide limit is used up", wait)
+	}
+	c.add(20*time.Second - time.Microsecond)
+	s.refused("/")
+	c.add(20 * time.Second)
+	s.pass(1, "/")
+}
+
 // A wait is long enough for what comes behind, of requests that will meet it, and true for all others.
 func TestWaitForLaterHandlers(t *testing.T) {
 	const site = `route {
