@@ -1,17 +1,19 @@
 package sluice_test
 
 import (
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // The main job: one line limits real traffic before it reaches a real upstream, over every HTTP version.
 func TestOneLineOverEveryProtocol(t *testing.T) {
 	port, upstream := freePort(t), freePort(t)
-	p := startCaddy(t, fmt.Sprintf(`
+	startCaddy(t, fmt.Sprintf(`
 https://localhost:%d {
 	tls internal
 	rate_limit {http.request.proto}{client_ip} 3/1h
@@ -21,7 +23,13 @@ http://:%d {
 	respond "hello from the upstream"
 }
 `, port, upstream, upstream))
-	_ = p
+	eventually(t, 10*time.Second, "the certificate, which Caddy uses a moment after it says that it has it", func() bool {
+		c, err := tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port), &tls.Config{ServerName: "localhost", InsecureSkipVerify: true})
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
 	for proto, client := range protocols(t) {
 		t.Run(proto, func(t *testing.T) {
 			url := fmt.Sprintf("https://localhost:%d/", port)
