@@ -218,6 +218,9 @@ func (q *question) remember(passed bool) {
 			if passed {
 				answer.taken = a.taken(i)
 			}
+			if answer.cost > 1 {
+				answer.key = strings.Clone(a.key)
+			}
 			q.record.answers = append(q.record.answers, answer)
 		}
 	}
@@ -239,6 +242,7 @@ type answer struct {
 	rule     *rule
 	limit    *algorithms.Limit
 	cost     int64
+	key      string // if one unit more may not be enough, see [question.waitForAll]
 	outcome  algorithms.Outcome
 	enforced bool
 	// taken is kept if the zone has other rules, which may meet the same counter later on this request.

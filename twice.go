@@ -5,6 +5,7 @@ package sluice
 // wait that either tells must be long enough for both, since a retry asks both again.
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
@@ -28,13 +29,32 @@ func (q *question) waitForAll(wait time.Duration) time.Duration {
 	if wait <= 0 || wait == algorithms.Never { // nobody knows when, or it is of no use
 		return wait
 	}
-	for _, a := range q.record.answers[:q.earlier] {
-		o := &a.outcome
-		if a.enforced && o.OK && o.Asked() && o.Remaining < a.cost && a.limit.Algorithm != algorithms.Concurrency && o.Next != algorithms.Never {
-			wait = max(wait, o.Next)
+	for i := range q.record.answers[:q.earlier] {
+		a := &q.record.answers[i]
+		if o := &a.outcome; !a.enforced || !o.OK || !o.Asked() || o.Remaining >= a.cost || a.limit.Algorithm == algorithms.Concurrency {
+			continue
+		}
+		if again := a.again(); again != algorithms.Never {
+			wait = max(wait, again)
 		}
 	}
 	return wait
+}
+
+// again is how long the rule makes a client wait that it has let pass. Of more than one unit that is missing, the store is asked.
+func (a *answer) again() time.Duration {
+	if a.cost-a.outcome.Remaining > 1 {
+		store := algorithms.Store(local)
+		if a.rule.redis != nil {
+			store = a.rule.redis
+		}
+		var out [1]algorithms.Outcome
+		look := [1]algorithms.Charge{{Key: a.key, Limit: a.limit, Cost: a.cost, Peek: true}}
+		if err := store.Apply(context.Background(), look[:], out[:]); err == nil {
+			return out[0].Retry
+		}
+	}
+	return a.outcome.Next
 }
 
 // retract takes back what the client was told before.

@@ -66,6 +66,24 @@ func TestWaitForEarlierHandlers(t *testing.T) {
 	s.pass(1, "/")
 }
 
+// The same for a cost of which several units are missing.
+func TestWaitForEarlierCosts(t *testing.T) {
+	onStores(t, func(t *testing.T, st *stage) {
+		s := serve(t, st.config("route {\nrate_limit {\nzone site 10/200s {\nalgorithm token_bucket\nburst 10\ncost 4\n}\n}\nrate_limit {\nzone strict 1/20s\n}\nrespond ok\n}"))
+		s.pass(1, "/")
+		if wait := s.wait(s.refused("/")); wait > 40 || wait < 30 || st.clock != nil && wait < 40 {
+			t.Errorf("told to wait %d s, want 40 until two units more are there", wait)
+		}
+		if st.clock == nil {
+			return
+		}
+		st.clock.add(40*time.Second - time.Microsecond)
+		s.refused("/")
+		st.clock.add(time.Microsecond)
+		s.pass(1, "/")
+	})
+}
+
 // A wait is long enough for what comes behind, of requests that will meet it, and true for all others.
 func TestWaitForLaterHandlers(t *testing.T) {
 	const site = `route {

@@ -196,11 +196,7 @@ func TestUnsentSettlementsAreTriedAgain(t *testing.T) {
 	waitFor(t, "their time to be up", func() bool { return s.Stats().Errors[KindTimeout] >= 10 })
 	free()
 	for i := range 10 {
-		waitFor(t, "all is settled", func() bool {
-			var out [1]algorithms.Outcome
-			err := s.Apply(context.Background(), []algorithms.Charge{{Key: string(rune('a' + i)), Limit: limit, Cost: 1, Peek: true}}, out[:])
-			return err == nil && out[0].Remaining == 99
-		})
+		waitFor(t, "all is settled", func() bool { return hasLeft(s, limit, string(rune('a'+i)), 99) })
 	}
 	if n := dropped.Load(); n != 0 {
 		t.Errorf("%d were dropped", n)

@@ -23,6 +23,13 @@ func left(t testing.TB, s *Store, l *algorithms.Limit, key string) int64 {
 	return ask1(t, s, algorithms.Charge{Key: key, Limit: l, Cost: 1, Peek: true}).Remaining
 }
 
+// hasLeft reports whether Redis answers that so much is left.
+func hasLeft(s *Store, l *algorithms.Limit, key string, want int64) bool {
+	var out [1]algorithms.Outcome
+	err := s.Apply(context.Background(), []algorithms.Charge{{Key: key, Limit: l, Cost: 1, Peek: true}}, out[:])
+	return err == nil && out[0].Remaining == want
+}
+
 func TestSettlementsAreMergedAndExact(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})
@@ -128,11 +135,7 @@ func TestSettlementsWaitForRedis(t *testing.T) {
 		s.Settle(algorithms.Charge{Key: "k", Limit: l, Cost: 1, Force: true})
 	}
 	server.Launch()
-	waitFor(t, "what waited is settled", func() bool {
-		var out [1]algorithms.Outcome
-		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1, Peek: true}}, out[:])
-		return err == nil && out[0].Remaining == 70
-	})
+	waitFor(t, "what waited is settled", func() bool { return hasLeft(s, l, "k", 70) })
 	if n := dropped.Load(); n != 0 {
 		t.Errorf("%d were dropped", n)
 	}
