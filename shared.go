@@ -35,7 +35,7 @@ type sharedStore struct {
 	changes   chan redisstore.State
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
-	debtors   atomic.Int64 // requests under way that have something to settle, or hold a lease
+	debtors   sync.Map     // requests under way that have something to settle, or hold a lease: *due
 	bansHere  atomic.Int64 // when the last of the bans ends that this process keeps alone, see [rule.keepHere]
 }
 
@@ -134,6 +134,7 @@ const (
 func (s *sharedStore) Destruct() error {
 	close(s.done)
 	if caddy.Exiting() {
+		s.cutOff()
 		return s.Store.Close()
 	}
 	s.Leave()
@@ -143,6 +144,31 @@ func (s *sharedStore) Destruct() error {
 	now := time.Now()
 	s.outlive(lingering, now.Add(longest), now)
 	return nil
+}
+
+// owe notes a request that has something to settle here, paid that it has done so.
+func (s *sharedStore) owe(d *due)  { s.debtors.Store(d, nil) }
+func (s *sharedStore) paid(d *due) { s.debtors.Delete(d) }
+
+// debts reports whether a request has something to settle.
+func (s *sharedStore) debts() (some bool) {
+	s.debtors.Range(func(_, _ any) bool { some = true; return false })
+	return some
+}
+
+// cutOff gives back what is held by requests that the process does not live to see the end of, as WebSockets and those that
+// the grace period cuts off. What they hold in flight the store gives back when it closes.
+func (s *sharedStore) cutOff() {
+	n := 0
+	s.debtors.Range(func(d, _ any) bool {
+		n++
+		d.(*due).cutOff()
+		return true
+	})
+	if n > 0 {
+		caddy.Log().Named("http.handlers.rate_limit").Info("requests end with the process: what they hold in the shared store is given back",
+			zap.Int("requests", n))
+	}
 }
 
 // handOver leaves it to the store of the config that runs now to say that the outage is over, which a reload may have
@@ -182,7 +208,7 @@ func (s *sharedStore) outlive(every time.Duration, end, up time.Time) {
 		if s.Up() {
 			up = now
 		}
-		if s.debtors.Load() == 0 || now.Sub(up) > givenUp*every || now.After(end) {
+		if !s.debts() || now.Sub(up) > givenUp*every || now.After(end) {
 			_ = s.Store.Close() // an error of closing connections helps nobody
 			return
 		}
