@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -276,9 +277,16 @@ func (p *parser) private(field string, to *string) error {
 	return nil
 }
 
-// unrecognizedGlobal hides words that look like an address with a password.
+// unrecognizedGlobal hides what looks like an address with a password, or like a setting that is joined to its value.
 func (p *parser) unrecognizedGlobal(words []string) error {
-	if strings.ContainsAny(p.d.Val(), "@/") {
+	name, _, joined := strings.Cut(p.d.Val(), "=")
+	if !joined {
+		name, _, joined = strings.Cut(p.d.Val(), ":")
+	}
+	if joined && slices.Contains(words, name) {
+		return p.d.WrapErr(fmt.Errorf("unrecognized subdirective that begins with %s; want a blank between %s and its value", name, name))
+	}
+	if joined || strings.ContainsAny(p.d.Val(), "@/") {
 		return p.d.WrapErr(fmt.Errorf("unrecognized subdirective; want one of %s", strings.Join(words, ", ")))
 	}
 	return p.unrecognized(words)
