@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/fields"
 	"github.com/caddy-sluice/sluice/leaky"
 	"github.com/caddy-sluice/sluice/memstore"
 )
@@ -177,11 +178,12 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 			"make them equal, or give one of the zones another name", r.Zone, was, z.first.Place, is, r.Place)
 	}
 	for name := range r.AllNames() {
-		if other, taken := a.wire[name]; taken && other != r.Zone {
+		wire := fields.Name(name)
+		if other, taken := a.wire[wire]; taken && other != r.Zone {
 			return nil, fmt.Errorf("clients would see two limits named %q, of zone %q (%s) and of zone %q; give one of the zones another name",
 				name, r.Zone, r.Place, other)
 		}
-		a.wire[name] = r.Zone
+		a.wire[wire] = r.Zone
 	}
 	z.rules++
 	z.units += r.Cost.Least()

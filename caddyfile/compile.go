@@ -9,12 +9,13 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"regexp"
 	"slices"
 	"sort"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -427,8 +428,9 @@ func (k *compiler) wireNames() error {
 	taken := map[string]*Rule{}
 	for _, rule := range k.rules.Rules {
 		for name := range rule.AllNames() {
-			other := taken[name]
-			taken[name] = rule
+			wire := fields.Name(name)
+			other := taken[wire]
+			taken[wire] = rule
 			switch other {
 			case nil:
 			case rule:
@@ -443,4 +445,21 @@ func (k *compiler) wireNames() error {
 	return nil
 }
 
-var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+// besides are how the names end of the spaces that a zone has besides its own.
+var besides = []string{" (bans)", " (strikes)", " (ladder)", " (pending)", " (share)"}
+
+// checkName refuses names that people cannot read, and those of spaces that a zone has besides its own.
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return errors.New("want one or more printable characters")
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }):
+		return errors.New("want printable characters, and no space but the plain one")
+	}
+	for _, end := range besides {
+		if strings.HasSuffix(name, end) {
+			return fmt.Errorf("want another end than %q, which names what is counted beside a zone", end)
+		}
+	}
+	return nil
+}

@@ -20,8 +20,8 @@ type Config struct {
 	// client may have. All zones that match a request apply; they are decided together, and a request that one of
 	// them refuses takes nothing from the others.
 	//
-	// A name may hold letters, digits, `_`, `.` and `-`. Handlers that use the same name share its counters and must
-	// agree on its algorithm, limits, burst, queue, concurrency, tiers, max_keys, store and on_store_error. Counters
+	// A name may hold any printable characters; the fields show what is not ASCII percent-encoded. Handlers that use
+	// the same name share its counters and must agree on its algorithm, limits, burst, queue, concurrency, tiers, max_keys, store and on_store_error. Counters
 	// survive config reloads.
 	Zones map[string]*Zone `json:"rate_limits,omitempty"`
 
@@ -190,7 +190,7 @@ type Zone struct {
 	// Decide, count and report, but never refuse.
 	DryRun bool `json:"dry_run,omitempty"`
 
-	// Which share of the keys is refused, such as `10%`, `10` or `0.5%`; for the others the zone is as in a dry run.
+	// Which share of the keys is refused, such as `10%` or `0.5%`; for the others the zone is as in a dry run.
 	// The keys are the same on every instance, and a larger share keeps those of a smaller one. Default: 100%.
 	Enforce Number `json:"enforce,omitempty"`
 
@@ -239,7 +239,7 @@ type Tiers struct {
 
 // TierValue is the plan of one value.
 type TierValue struct {
-	// The value of the placeholder, to the letter. Letters, digits, `_`, `.` and `-`: it is a part of the policy's name.
+	// The value of the placeholder, to the letter: printable characters, since it is a part of the policy's name.
 	Value string `json:"value,omitempty"`
 	Tier
 }

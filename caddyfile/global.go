@@ -6,7 +6,6 @@ package caddyfile
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -223,7 +222,7 @@ func (p *parser) tls(r *Redis) error {
 		return err
 	}
 	if p.d.NextArg() {
-		return p.d.Errf("unexpected %q; want tls alone or with a block", p.d.Val())
+		return p.d.Errf("text after tls; want tls alone or with a block")
 	}
 	t := &TLS{}
 	r.TLS = t
@@ -276,10 +275,16 @@ func (p *parser) private(field string, to *string) error {
 	return nil
 }
 
-// unrecognizedGlobal hides words that look like an address with a password.
+// unrecognizedGlobal quotes a word only if it is one of the language, or nearly: any other may be a secret, such as
+// password=… or what stands on a line of its own by mistake.
 func (p *parser) unrecognizedGlobal(words []string) error {
-	if strings.ContainsAny(p.d.Val(), "@/") {
-		return p.d.WrapErr(fmt.Errorf("unrecognized subdirective; want one of %s", strings.Join(words, ", ")))
+	written := p.d.Val()
+	if hint := elsewhere(written); hint != "" || nearest(written, words) != "" {
+		return p.unrecognized(words)
 	}
-	return p.unrecognized(words)
+	name, _, joined := strings.Cut(strings.ReplaceAll(written, ":", "="), "=")
+	if near := nearest(name, words); joined && near != "" {
+		return p.d.Errf("unrecognized subdirective that begins with %s; want the word, a space and its value", near)
+	}
+	return p.d.Errf("unrecognized subdirective; want one of %s", strings.Join(words, ", "))
 }

@@ -547,7 +547,7 @@ func (p *parser) durationArg(zone, field string, to *caddy.Duration) error {
 func (p *parser) parseDuration(field, text string) (caddy.Duration, error) {
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return 0, p.d.Errf("%s %q; want a duration above zero, such as 1m", word(field), text)
+		return 0, p.d.Errf("%s %q; want a duration above zero, such as 1m", word(field), harmless(text))
 	}
 	return caddy.Duration(d), nil
 }
@@ -555,7 +555,7 @@ func (p *parser) parseDuration(field, text string) (caddy.Duration, error) {
 // end refuses further arguments.
 func (p *parser) end(field string) error {
 	if p.d.NextArg() {
-		return p.d.Errf("unexpected %q; %s has one value", p.d.Val(), word(field))
+		return p.d.Errf("unexpected %q; %s has one value", harmless(p.d.Val()), word(field))
 	}
 	return nil
 }
@@ -589,8 +589,43 @@ func (p *parser) unrecognized(words []string) error {
 	if p.d.Val() == "{" {
 		return p.d.Errf("unexpected block")
 	}
+	if hint := elsewhere(p.d.Val()); hint != "" {
+		return p.d.Errf("unrecognized subdirective %q; %s", p.d.Val(), hint)
+	}
 	return p.d.Errf("unrecognized subdirective %q%s", p.d.Val(), didYouMean(p.d.Val(), words...))
 }
+
+// elsewhere says what is meant by words of other tools, of other places in a Caddyfile, and of JSON; "" for the rest.
+func elsewhere(word string) string { return mistakenWords[word] }
+
+var mistakenWords = map[string]string{
+	"requests": "want limit 5/1m, or events 5 with window 1m", "max_requests": "want limit 5/1m, or events 5 with window 1m",
+	"max_events": "that is the word in JSON; want events 5 with window 1m, or limit 5/1m",
+	"rate":       "want limit 1/s", "rps": "want limit 1/s", "interval": "want limit 5/1m, or events 5 with window 1m",
+	"period": "want limit 5/1m, or events 5 with window 1m", "per": "want limit 5/1m",
+	"path": wantMatch, "match_path": wantMatch, "method": wantMatch, "methods": wantMatch, "matches": wantMatch, "matcher": wantMatch,
+	"host": wantMatch, "header": wantMatch, "remote_ip": wantMatch, "client_ip": wantMatch, "paths": wantMatch, "not": wantMatch,
+	"whitelist": wantExempt, "allowlist": wantExempt, "allow": wantExempt, "bypass": wantExempt, "exclude": wantExempt,
+	"except": wantExempt, "skip": wantExempt, "ignore": wantExempt,
+	"blacklist": "want Caddy's respond @<matcher> 403, or ban <duration> after <n>/<window> for clients that are refused too often",
+	"deny":      "want Caddy's respond @<matcher> 403, or ban <duration> after <n>/<window> for clients that are refused too often",
+	"redis":     "redis belongs in the global options, rate_limit { redis <address> }, and store redis in a zone",
+	"memcached": "instances share limits through redis <address> in the global option rate_limit", "backend": wantStore,
+	"storage_backend": wantStore, "fleet_size": "fleet_size belongs in the global option rate_limit, beside redis",
+	"nodelay":  "want algorithm leaky_bucket with burst <n>, which refuses at once; queue <n> makes requests wait",
+	"by":       "want key <text>, such as key {client_ip}",
+	"identity": "want key <text>, such as key {client_ip}", "identifier": "want key <text>, such as key {client_ip}",
+	"status_code": "want status <code> in rate_limit itself", "reject_status": "want status <code> in rate_limit itself",
+	"zone_size": "want max_keys <n> in rate_limit itself",
+	"message":   wantRoute, "body": wantRoute, "on_limit": wantRoute, "error": wantRoute,
+}
+
+const (
+	wantMatch  = "want match { path /x } or match @<name>, or a matcher after the word rate_limit"
+	wantExempt = "want exempt { client_ip 10.0.0.0/8 } or exempt @<name>"
+	wantStore  = "want store local or redis, with rate_limit { redis <address> } in the global options"
+	wantRoute  = "a body of one's own is written in handle_errors 429 { … }"
+)
 
 // once notes a setting that may be written once.
 func (p *parser) once(zone, field string) error {

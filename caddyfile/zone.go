@@ -36,8 +36,8 @@ func (z *zoneCompiler) warn(format string, args ...any) {
 }
 
 func (z *zoneCompiler) rule() (*Rule, error) {
-	if !zoneName.MatchString(z.name) {
-		return nil, z.fail("", -1, fmt.Errorf("name %q; want letters, digits, and any of _ . -", z.name))
+	if err := checkName(z.name); err != nil {
+		return nil, z.fail("", -1, fmt.Errorf("name %q; %w", z.name, err))
 	}
 	if z.z == nil {
 		return nil, z.fail("", -1, errors.New("null; want a zone with a limit"))
