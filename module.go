@@ -380,7 +380,8 @@ func (h *Handler) jitter(wait time.Duration) time.Duration {
 	if h.settings.Jitter == 0 || wait == algorithms.Never || wait < 0 {
 		return wait
 	}
-	return wait + time.Duration(rand.Float64()*h.settings.Jitter*float64(wait))
+	more := rand.Float64() * h.settings.Jitter * float64(wait)
+	return wait + time.Duration(min(more, float64(algorithms.MaxWindow)))
 }
 
 func (h *Handler) report(q *question, a *asked, wait time.Duration) {

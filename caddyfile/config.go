@@ -42,7 +42,7 @@ type Config struct {
 	// error routes, which `handle_errors` makes). Default: `error` when an error route matches the request, else `problem`.
 	Response string `json:"response,omitempty"`
 
-	// Lengthens each Retry-After by a random share of itself between 0 and this fraction (0 to 1), so that refused
+	// Lengthens each Retry-After by a random share of itself between 0 and this fraction, so that refused
 	// clients do not come back at one moment. Default: 0.
 	Jitter Number `json:"jitter,omitempty"`
 
@@ -53,7 +53,7 @@ type Config struct {
 	// then those that use the smallest share of their limit. Default: 1000000.
 	MaxKeys Number `json:"max_keys,omitempty"`
 
-	// How often idle keys are forgotten: 1s or longer. Default: 1m.
+	// How often idle keys are forgotten: 1s or longer; what is shorter counts as 1s. Default: 1m.
 	SweepInterval caddy.Duration `json:"sweep_interval,omitempty"`
 
 	// Turns off the metrics of this handler's zones.

@@ -112,15 +112,19 @@ func (p *parser) firstLine(args []caddyfile.Token) (string, error) {
 	}
 	name := p.file.unnamed(p.prefix)
 	z := p.addZone(name, p.written[spot{index: -1}])
-	if len(args) > 2 {
+	if len(args) > 2 { // a 0 was the default there
 		if rate := args[1].Text; !strings.HasSuffix(rate, "r/s") && !strings.HasSuffix(rate, "r/m") {
 			return "", errorAt(args[2], fmt.Errorf("unexpected %q; want [<key>] <limit>, with further limits on a limit line in the block", args[2].Text))
 		}
-		p.config.MaxKeys = Number(args[2].Text)
+		if args[2].Text != "0" {
+			p.config.MaxKeys = Number(args[2].Text)
+		}
 		p.written[spot{"", "max_keys", -1}] = args[2]
 	}
 	if len(args) > 3 {
-		p.config.Status = Number(args[3].Text)
+		if args[3].Text != "0" {
+			p.config.Status = Number(args[3].Text)
+		}
 		p.written[spot{"", "status", -1}] = args[3]
 	}
 	return name, p.keyAndLimit(name, z, args[:min(len(args), 2)])
@@ -172,13 +176,13 @@ func (p *parser) subdirective(first string) error {
 	case "jitter":
 		return p.number("", "jitter", &c.Jitter)
 	case "log_key":
-		return p.flag("", "log_key", &c.LogKey)
+		return p.repeatedFlag("log_key", &c.LogKey)
 	case "max_keys":
 		return p.number("", "max_keys", &c.MaxKeys)
 	case "sweep_interval":
-		return p.duration("", "sweep_interval", &c.SweepInterval)
+		return p.sweepInterval()
 	case "disable_metrics":
-		return p.flag("", "disable_metrics", &c.DisableMetrics)
+		return p.repeatedFlag("disable_metrics", &c.DisableMetrics)
 	case "distributed", "storage":
 		return p.unsupported(word)
 	}
@@ -310,7 +314,7 @@ func (p *parser) matchers(zone, field string, sets *caddyhttp.RawMatcherSets) er
 	if err != nil {
 		return errorAt(word, err)
 	}
-	if len(set) == 0 {
+	if len(set) == 0 && field != "match" { // an empty match is one more way to say every request
 		return errorAt(word, fmt.Errorf("%s has no matcher; want @<name> or matchers in a block", field))
 	}
 	*sets = append(*sets, set)
@@ -568,6 +572,26 @@ func (p *parser) flag(zone, field string, to *bool) error {
 		return p.d.Errf("unexpected %q; %s has no value", p.d.Val(), word(field))
 	}
 	*to = true
+	return nil
+}
+
+// repeatedFlag parses a flag of caddy-ratelimit, which takes it any number of times.
+func (p *parser) repeatedFlag(field string, to *bool) error {
+	delete(p.written, spot{"", field, -1})
+	return p.flag("", field, to)
+}
+
+// sweepInterval parses a duration that may be 0, which is the default.
+func (p *parser) sweepInterval() error {
+	var text string
+	if err := p.text("", "sweep_interval", &text); err != nil {
+		return err
+	}
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d < 0 {
+		return p.d.Errf("sweep_interval %q; want a duration, such as 1m", text)
+	}
+	p.config.SweepInterval = caddy.Duration(d)
 	return nil
 }
 

@@ -42,6 +42,16 @@ func (z *zoneCompiler) rule() (*Rule, error) {
 	if z.z == nil {
 		return nil, z.fail("", -1, errors.New("null; want a zone with a limit"))
 	}
+	for _, set := range z.z.MatchRaw {
+		if len(set) == 0 {
+			z.warn("match without a matcher is every request; want matchers in it, or leave it out")
+		}
+	}
+	for i, set := range z.z.ExemptRaw {
+		if len(set) == 0 {
+			return nil, z.fail("exempt", i, errors.New("no matcher, so that every request would be exempt; want one such as client_ip"))
+		}
+	}
 	z.out = &Rule{Zone: z.name, DryRun: z.z.DryRun, Place: z.z.Place, maxKeys: z.maxKeys}
 	for _, step := range []func() error{z.plans, z.keys, z.cost, z.charge, z.count, z.ban, z.enforce, z.store} {
 		if err := step(); err != nil {
