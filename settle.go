@@ -6,6 +6,7 @@ package sluice
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -235,9 +236,9 @@ func (d *debt) release(pay []algorithms.Charge) {
 // reservation stands.
 func (d *due) charged(r *http.Request, debt *debt) (pay []algorithms.Charge) {
 	total, written, ok := debt.rule.Charge.Value(r)
-	if !ok || total > algorithms.MaxExact { // one wrong number would lock the client out for years
+	if !ok || total > debt.rule.MaxCharge { // one wrong number would lock the client out
 		if written {
-			d.h.badCost(debt.rule, "a charge is not a whole number from 0 to 2^52 and is ignored: the cost stands; this is logged once")
+			d.h.badCost(debt.rule, fmt.Sprintf("a charge is not a whole number from 0 to %d and is ignored: the cost stands; this is logged once", debt.rule.MaxCharge))
 		}
 		return nil
 	}

@@ -154,6 +154,10 @@ type Zone struct {
 	// leaves it at the reservation.
 	Charge string `json:"charge,omitempty"`
 
+	// The most that charge may say; above it the reservation stands, and that is counted and logged, since one wrong number
+	// would lock the client out. Default: 100 times what the zone admits at once.
+	ChargeMax Number `json:"charge_max,omitempty"`
+
 	// Which responses count; the others give back what their request took. Default: all.
 	Count *Statuses `json:"count,omitempty"`
 
@@ -269,6 +273,12 @@ type Distributed struct {
 	ReadInterval caddy.Duration `json:"read_interval,omitempty"`
 	// Ignored.
 	PurgeAge caddy.Duration `json:"purge_age,omitempty"`
+}
+
+// UnmarshalJSON decodes strictly; see [decode].
+func (c *Config) UnmarshalJSON(b []byte) error {
+	type plain Config
+	return decode(b, (*plain)(c), true)
 }
 
 // Number is a number, or a text with placeholders that is one: JSON `20`, `"20"` or `"{env.BURST}"`. Such placeholders

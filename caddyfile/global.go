@@ -6,6 +6,7 @@ package caddyfile
 import (
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -89,6 +90,12 @@ type TLS struct {
 
 	// Trust any certificate. Anyone between here and Redis can then read the password; for tests only.
 	InsecureSkipVerify bool `json:"insecure_skip_verify,omitempty"`
+}
+
+// UnmarshalJSON decodes strictly; see [decode]. What stands there may be secret.
+func (g *Global) UnmarshalJSON(b []byte) error {
+	type plain Global
+	return decode(b, (*plain)(g), false)
 }
 
 var (
@@ -279,7 +286,12 @@ func (p *parser) private(field string, to *string) error {
 // password=… or what stands on a line of its own by mistake.
 func (p *parser) unrecognizedGlobal(words []string) error {
 	written := p.d.Val()
-	if hint := elsewhere(written); hint != "" || nearest(written, words) != "" {
+	switch inDirective := slices.Contains(handlerWords, written) || slices.Contains(zoneWords, written); {
+	case inDirective:
+		return p.d.Errf("%s belongs in the directive rate_limit of a site; want one of %s here", written, strings.Join(words, ", "))
+	case written == "memcached":
+		return p.d.Errf("unrecognized subdirective %q; want redis <address>, through which instances share limits", written)
+	case nearest(written, words) != "":
 		return p.unrecognized(words)
 	}
 	name, _, joined := strings.Cut(strings.ReplaceAll(written, ":", "="), "=")

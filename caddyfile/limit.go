@@ -129,6 +129,10 @@ func (z *zoneCompiler) eventsLimit() (written, error) {
 func (z *zoneCompiler) limits(field string, texts Texts) ([]written, error) {
 	var list []written
 	for i, text := range texts {
+		if name, found := notGlobal(text); found && field == "limit" {
+			return nil, z.fail(field, i, fmt.Errorf("{%s} has no value at load; want a number, a global placeholder such as {env.LIMIT}, "+
+				"or tier {%s} { … } with a limit for each of its values", name, name))
+		}
 		value, known, err := z.expand(text)
 		if err != nil {
 			return nil, z.fail(field, i, err)
@@ -297,7 +301,33 @@ func parseLimit(text string) (quota int64, window time.Duration, err error) {
 	}
 	window, err = caddy.ParseDuration(per)
 	if err != nil || window <= 0 {
-		return 0, 0, fmt.Errorf("%q: the window is %q; want a duration above zero, such as 1m", text, per)
+		return 0, 0, fmt.Errorf("%q: the window is %q; want a duration above zero, such as %s", text, per, meantWindow(per))
 	}
 	return quota, window, nil
+}
+
+// meantWindow is the duration that a window in another spelling means, or an example.
+func meantWindow(text string) string {
+	word := strings.TrimLeft(text, "0123456789")
+	number := text[:len(text)-len(word)]
+	if number == "" {
+		number = "1"
+	}
+	switch strings.TrimSuffix(strings.ToLower(strings.TrimSpace(word)), "s") {
+	case "sec", "second":
+		return number + "s"
+	case "m", "min", "minute":
+		return number + "m"
+	case "h", "hr", "hour":
+		return number + "h"
+	case "d", "day":
+		return number + "d"
+	case "w", "week":
+		return "7d"
+	case "month":
+		return "30d"
+	case "y", "year":
+		return "365d"
+	}
+	return "1m"
 }

@@ -6,7 +6,9 @@ package caddyfile
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -33,6 +35,30 @@ func Parse(h httpcaddyfile.Helper) (*Config, error) {
 		p.prefix = "route_zone_" // named routes are adapted apart from the sites, with a count of their own
 	}
 	return p.config, p.directive()
+}
+
+// Register registers the directive as httpcaddyfile.RegisterHandlerDirective does, and looks at the matcher token too.
+func Register(handler func(*Config) caddyhttp.MiddlewareHandler) {
+	httpcaddyfile.RegisterDirective("rate_limit", func(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
+		h.Next()
+		first := ""
+		if h.NextArg() {
+			first = h.Val()
+			h.Prev()
+		}
+		matchers, err := h.ExtractMatcherSet()
+		if err != nil {
+			return nil, err
+		}
+		c, err := Parse(h)
+		if err != nil {
+			return nil, err
+		}
+		if _, _, err := parseLimit("1" + first); err == nil && strings.HasPrefix(first, "/") && len(c.Zones) == 0 {
+			return nil, h.Errf("%q has no quota, so that it is a path matcher; want a limit such as 100%s (is a variable before the / not set?)", first, first)
+		}
+		return h.NewRoute(matchers, handler(c)), nil
+	})
 }
 
 // UnmarshalCaddyfile reads a rate_limit directive where no named matchers are known.
@@ -107,6 +133,9 @@ func (p *parser) firstLine(args []caddyfile.Token) (string, error) {
 	if len(args) == 0 {
 		return "", nil
 	}
+	if slices.ContainsFunc(args, func(t caddyfile.Token) bool { return t.Text == "/" }) {
+		return "", errorAt(args[0], errors.New("spaces around the / of a limit; want it in one word, such as 100/1m"))
+	}
 	if len(args) > 4 {
 		return "", errorAt(args[4], fmt.Errorf("unexpected %q; want [<key>] <limit>, with further limits on a limit line in the block", args[4].Text))
 	}
@@ -172,7 +201,7 @@ func (p *parser) subdirective(first string) error {
 	case "status":
 		return p.number("", "status", &c.Status)
 	case "response":
-		return p.text("", "response", &c.Response)
+		return p.response()
 	case "jitter":
 		return p.number("", "jitter", &c.Jitter)
 	case "log_key":
@@ -187,6 +216,22 @@ func (p *parser) subdirective(first string) error {
 		return p.unsupported(word)
 	}
 	return p.unrecognized(slices.Concat(handlerWords, zoneWords))
+}
+
+// response parses
+//
+//	response problem|error
+func (p *parser) response() error {
+	if err := p.text("", "response", &p.config.Response); err != nil {
+		return err
+	}
+	if _, err := strconv.Atoi(p.config.Response); err == nil {
+		return p.d.Errf("response %s; want status %[1]s for another status; %[2]s", p.config.Response, wantRoute)
+	}
+	for nesting := p.d.Nesting(); p.d.NextBlock(nesting); {
+		return p.d.Errf("unexpected block after response; %s", wantRoute)
+	}
+	return nil
 }
 
 // zone parses
@@ -312,13 +357,34 @@ func (p *parser) matchers(zone, field string, sets *caddyhttp.RawMatcherSets) er
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(p.d)
 	if err != nil {
-		return errorAt(word, err)
+		return matcherError(word, err)
 	}
 	if len(set) == 0 && field != "match" { // an empty match is one more way to say every request
 		return errorAt(word, fmt.Errorf("%s has no matcher; want @<name> or matchers in a block", field))
 	}
 	*sets = append(*sets, set)
 	return nil
+}
+
+// matcherError names what is right in place of what is no matcher.
+func matcherError(word caddyfile.Token, err error) error {
+	if !strings.Contains(err.Error(), "module not registered") {
+		return errorAt(word, err)
+	}
+	_, name, _ := strings.Cut(err.Error(), "matcher module '")
+	name, _, _ = strings.Cut(name, "'")
+	want := "matchers such as path /x, or @<name>"
+	_, notPrefix := netip.ParsePrefix(name)
+	_, notAddress := netip.ParseAddr(name)
+	switch {
+	case strings.HasPrefix(name, "/"):
+		want = word.Text + " path " + name
+	case notPrefix == nil || notAddress == nil:
+		want = word.Text + " client_ip " + name
+	case name == strings.ToUpper(name):
+		want = word.Text + " method " + name
+	}
+	return errorAt(word, fmt.Errorf("%q is not a matcher; want %s", name, want))
 }
 
 // limit parses, any number of times:
@@ -383,15 +449,21 @@ func (p *parser) concurrency(zone string, z *Zone) error {
 
 // charge parses
 //
-//	charge <placeholder>
+//	charge <placeholder> [max <n>]
 func (p *parser) charge(zone string, z *Zone) error {
-	if err := p.text(zone, "charge", &z.Charge); err != nil {
+	if err := p.arg(zone, "charge", &z.Charge); err != nil {
 		return err
 	}
 	if z.Charge == "" {
 		return p.d.Errf("charge is empty; want a placeholder such as {http.response.header.X-Tokens-Used}")
 	}
-	return nil
+	if !p.d.NextArg() {
+		return nil
+	}
+	if p.d.Val() != "max" {
+		return p.d.Errf("unexpected %q; want charge <placeholder> [max <n>]", p.d.Val())
+	}
+	return p.number(zone, "charge_max", &z.ChargeMax)
 }
 
 // count parses
@@ -431,6 +503,9 @@ func (p *parser) tier(zone string, z *Zone) error {
 	}
 	for nesting := p.d.Nesting(); p.d.NextBlock(nesting); {
 		field, tier := "tier.default", &Tier{}
+		if slices.Contains(zoneWords, p.d.Val()) {
+			return p.d.Errf("%s within tier; want it in the zone, beside tier, for all plans", p.d.Val())
+		}
 		if p.d.Val() == "default" {
 			if first, ok := p.written[spot{zone, field, -1}]; ok {
 				return p.d.Errf("default is written twice, first at %s; want it once", placeOf(first))
@@ -446,6 +521,9 @@ func (p *parser) tier(zone string, z *Zone) error {
 			if p.d.Val() == "unlimited" {
 				tier.Unlimited = true
 				continue
+			}
+			if slices.Contains(zoneWords, p.d.Val()) {
+				return p.d.Errf("%s within a plan; want it in the zone, beside tier, for all plans", p.d.Val())
 			}
 			p.note(zone, field+".limit", len(tier.Limit))
 			tier.Limit = append(tier.Limit, p.d.Val())
@@ -613,15 +691,22 @@ func (p *parser) unrecognized(words []string) error {
 	if p.d.Val() == "{" {
 		return p.d.Errf("unexpected block")
 	}
-	if hint := elsewhere(p.d.Val()); hint != "" {
+	if hint := mistakenWords[p.d.Val()]; hint != "" {
 		return p.d.Errf("unrecognized subdirective %q; %s", p.d.Val(), hint)
+	}
+	if slices.Contains(directives, p.d.Val()) {
+		return p.d.Errf("unrecognized subdirective %q, which is a directive of Caddy's; want a } before it that ends the block", p.d.Val())
 	}
 	return p.d.Errf("unrecognized subdirective %q%s", p.d.Val(), didYouMean(p.d.Val(), words...))
 }
 
-// elsewhere says what is meant by words of other tools, of other places in a Caddyfile, and of JSON; "" for the rest.
-func elsewhere(word string) string { return mistakenWords[word] }
+// directives are those of Caddy that stand behind rate_limit where a closing brace was forgotten.
+var directives = strings.Fields(`
+	abort acme_server basic_auth bind copy_response encode file_server forward_auth fs handle handle_errors handle_path import
+	intercept invoke log map metrics php_fastcgi push redir request_body request_header respond reverse_proxy rewrite root route
+	templates tls tracing try_files uri vars`)
 
+// mistakenWords says what is meant by words of other tools, of other places in a Caddyfile, and of JSON.
 var mistakenWords = map[string]string{
 	"requests": "want limit 5/1m, or events 5 with window 1m", "max_requests": "want limit 5/1m, or events 5 with window 1m",
 	"max_events": "that is the word in JSON; want events 5 with window 1m, or limit 5/1m",
@@ -671,6 +756,8 @@ func word(field string) string {
 		return "redis"
 	case "max_events":
 		return "events"
+	case "charge_max":
+		return "charge max"
 	case "rate_limits":
 		return "rate_limit"
 	case "queue.size", "concurrency.max", "count.status", "count.not_status", "ban.durations":

@@ -27,6 +27,8 @@ type Rule struct {
 	Cost     Cost
 	// Charge is the total that a request costs, known after its response, of which Cost was reserved; nil: Cost is all.
 	Charge *Cost
+	// MaxCharge is the most that Charge may say; more is a mistake that would lock the client out.
+	MaxCharge int64
 	// Count says which responses count; nil: all.
 	Count *Count
 	// Ban is what refusals and counted failures earn; nil: nothing.
