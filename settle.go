@@ -6,7 +6,6 @@ package sluice
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -238,7 +237,7 @@ func (d *due) charged(r *http.Request, debt *debt) (pay []algorithms.Charge) {
 	total, written, ok := debt.rule.Charge.Value(r)
 	if !ok || total > debt.rule.MaxCharge { // one wrong number would lock the client out
 		if written {
-			d.h.badCost(debt.rule, fmt.Sprintf("a charge is not a whole number from 0 to %d and is ignored: the cost stands; this is logged once", debt.rule.MaxCharge))
+			d.h.badCost(debt.rule, "a charge is not a whole number from 0 to its max and is ignored: the cost stands; this is logged once")
 		}
 		return nil
 	}
