@@ -16,16 +16,22 @@ run: build
 
 ## test: every test, on servers that the tests start and stop themselves. One package after the other, since two of them start
 ## many servers and busy clients, which would take a small machine from each other; built before, since -p 1 holds for the compiler too.
-test: redis-server
+test: redis-server redis-sentinel
 	go build ./...
+	@echo "testing: about 6 minutes on two cores; a line appears when a package is done, the first after about 3 minutes"
 	go test -p 1 ./...
 
-# The tests need the program redis-server and fail without it; on Debian and Ubuntu it is installed here.
-.PHONY: redis-server
-redis-server:
-	@command -v redis-server >/dev/null || { \
-		echo "installing redis-server"; sudo=$$(command -v sudo || true); \
-		$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq redis-server >/dev/null; }
+# PROGRAMS are all that tests and benchmarks start beside Go. Each command names those that it needs and installs them; each
+# has the name of its package in Debian and Ubuntu. A test compares this list with what the code starts.
+PROGRAMS := redis-server redis-sentinel gcc
+.PHONY: $(PROGRAMS)
+$(PROGRAMS):
+	@command -v $@ >/dev/null || { \
+		echo "installing $@"; sudo=$$(command -v sudo || true); \
+		$$sudo apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$sudo apt-get install -y -qq $@ >/dev/null; }
+
+# The package manager installs one at a time.
+.NOTPARALLEL:
 
 build: bin/caddy
 bin/caddy: FORCE
@@ -47,10 +53,10 @@ lint:
 	go run $(STATIC) ./...
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
 
-## race: the race detector on the packages that share state, and on the handler where it meets concurrency. Package
+## race: the race detector, which needs a C compiler, on the packages that share state, and on the handler where it meets concurrency. Package
 ## algorithms shares nothing; its conformance suite does, with the stores. Left out is what asks Redis from one goroutine only,
 ## to compare the script with the model or to measure it, which takes as long as all the rest.
-race: redis-server
+race: redis-server redis-sentinel gcc
 	go build -race ./...
 	go test -race -p 1 ./algorithms/storetest ./leaky ./memstore ./fields
 	go test -race -skip 'Parity|Mutants|Differential|Log' ./redisstore

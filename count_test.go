@@ -4,6 +4,8 @@ package sluice_test
 
 import (
 	"context"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -208,4 +210,24 @@ func TestWhichResponsesCount(t *testing.T) {
 			})
 		})
 	}
+}
+
+// H06: who closes one half of the connection after asking fails all the same: the status is known, whoever still listens.
+func TestAFailureCountsWhoeverStillListens(t *testing.T) {
+	s := serve(t, ":80 {\n route {\n rate_limit {\n zone login 2/15m {\n count status 401\n }\n }\n"+
+		" basic_auth {\n bob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n }\n respond ok\n }\n}")
+	for range 2 {
+		conn, err := net.Dial("tcp", s.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn.SetDeadline(time.Now().Add(20 * time.Second))
+		io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a.test\r\nAuthorization: Basic Ym9iOndyb25n\r\n\r\n")
+		conn.(*net.TCPConn).CloseWrite()
+		if reply, err := io.ReadAll(conn); err != nil || len(reply) > 0 && !strings.Contains(string(reply), " 401 ") {
+			t.Errorf("%q %v", reply, err)
+		}
+		conn.Close()
+	}
+	s.refused("/")
 }

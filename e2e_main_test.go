@@ -16,6 +16,7 @@ func TestOneLineOverEveryProtocol(t *testing.T) {
 	startCaddy(t, fmt.Sprintf(`
 https://localhost:%d {
 	tls internal
+	header >Cache-Control public
 	rate_limit {http.request.proto}{client_ip} 3/1h
 	reverse_proxy 127.0.0.1:%d
 }

@@ -370,6 +370,7 @@ func (h *Handler) answer(w http.ResponseWriter, q *question, wait time.Duration,
 		return err
 	}
 	fields.WriteProblem(w.Header(), &q.record.scratch)
+	w = unaltered(w)
 	w.WriteHeader(status)
 	_, err := w.Write(problem)
 	return err

@@ -285,7 +285,7 @@ func TestF50ChangedWindowStartsAfresh(t *testing.T) {
 		t.Fatalf("%d log lines", len(lines))
 	}
 	// G26: old and new, and nothing of the default algorithm, which is the same.
-	if text := fmt.Sprint(lines[0]["before"], lines[0]["now"], lines[0]["hint"]); text != "[sliding_log 2/1h] sliding_log 2/2h <nil>" {
+	if text := fmt.Sprintln(lines[0]["before"], lines[0]["now"], lines[0]["hint"]); text != "[sliding_log 2/1h] sliding_log 2/2h <nil>\n" {
 		t.Error(text)
 	}
 }

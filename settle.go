@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -27,7 +28,8 @@ type due struct {
 	debts []debt
 	watch bool // the response's status matters
 
-	shared bool // something is owed to the shared store
+	shared bool       // something is owed to the shared store
+	mu     sync.Mutex // guards what is reserved and pending in the debts from a stop of the process
 }
 
 // debt is what one rule is owed. Its charges all give back, and are settled at most once each.
@@ -131,9 +133,8 @@ func (d *debt) inFlight() int { return len(d.held) + len(d.leases) }
 func (d *due) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	returned, watched := false, (*watcher)(nil)
 	if d.shared {
-		debtors := &d.h.redis.debtors
-		debtors.Add(1)
-		defer debtors.Add(-1)
+		d.h.redis.owe(d)
+		defer d.h.redis.paid(d)
 	}
 	defer func() { d.end(r, status(r.Context(), watched, returned, err)) }()
 	if err := d.hold(r.Context()); err != nil {
@@ -200,16 +201,37 @@ func (d *due) end(r *http.Request, status int) {
 		debt.pay(debt.leases...)
 		debt.metrics.InFlight(-debt.inFlight())
 		var pay []algorithms.Charge
+		d.mu.Lock()
 		if debt.rule.Charge != nil && status != 0 {
 			pay = d.charged(r, debt)
 		}
 		debt.release(pay)
+		d.mu.Unlock()
+	}
+}
+
+// cutOff gives back what a request has reserved in the shared store that a stop of the process does not wait for: nobody will
+// see its response. What a rule with charge reserved stays: the upstream may have done the work.
+func (d *due) cutOff() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range d.debts {
+		debt := &d.debts[i]
+		switch {
+		case !debt.shared:
+		case debt.rule.Count != nil:
+			debt.release(debt.reserved)
+		default:
+			debt.release(nil)
+		}
 	}
 }
 
 // count ends the reservations of rules that a response counts for, or does not, by its status, as soon as there is one: a long
 // response does not hold its unit until it ends, and a failure is known before the client reads of it and can guess on.
 func (d *due) count(r *http.Request, status int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for i := range d.debts {
 		debt := &d.debts[i]
 		switch {
@@ -305,7 +327,11 @@ func status(ctx context.Context, w *watcher, returned bool, err error) int {
 	switch {
 	case w == nil || w.status == 0 && !returned:
 		return 0
-	case ctx.Err() != nil && (w.status == 0 || w.status == clientGone): // reverse_proxy writes that to nobody
+	case w.status != 0 && w.status != clientGone: // reverse_proxy writes that one to nobody
+		return w.status
+	case errors.As(err, &failure) && failure.StatusCode != 0 && failure.StatusCode != clientGone:
+		return failure.StatusCode // also if the client listens no more: a half-closed connection would hide its failures
+	case ctx.Err() != nil:
 		return 0
 	case w.status != 0:
 		return w.status

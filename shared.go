@@ -4,6 +4,7 @@ package sluice
 // watched, so that nobody can miss that it is down.
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
 	"github.com/caddy-sluice/sluice/redisstore"
 	"github.com/caddy-sluice/sluice/telemetry"
@@ -28,12 +30,12 @@ var storeMetrics = telemetry.NewStore("redis")
 type sharedStore struct {
 	*redisstore.Store
 	settings  *caddyfile.Shared
-	succeeded sync.Once // an outage that a reload ended was told to be over
+	inherited atomic.Bool // the store before it was down, and its return is not told yet
 	watched   sync.Once
 	changes   chan redisstore.State
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
-	debtors   atomic.Int64 // requests under way that have something to settle, or hold a lease
+	debtors   sync.Map     // requests under way that have something to settle, or hold a lease: *due
 	bansHere  atomic.Int64 // when the last of the bans ends that this process keeps alone, see [rule.keepHere]
 }
 
@@ -93,10 +95,10 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 		options := settings.Options
 		options.OnState = func(change redisstore.State) {
 			showState()
-			select { // never hold a decision up; what is lost here the metrics still say
-			case s.changes <- change:
-			default:
+			if change.Err != nil {
+				s.inherited.Store(false) // its own return will be told
 			}
+			s.tell(change)
 		}
 		options.OnWarning = func(text string) {
 			if a := s.listener(); a != nil {
@@ -132,36 +134,71 @@ const (
 func (s *sharedStore) Destruct() error {
 	close(s.done)
 	if caddy.Exiting() {
+		s.cutOff()
 		return s.Store.Close()
 	}
 	s.Leave()
-	if !s.Up() { // its successor knows after some attempts whether it is
-		time.AfterFunc(lingering+4*s.settings.Options.Timeout, s.tellSuccessor)
+	if !s.Up() {
+		s.handOver()
 	}
 	now := time.Now()
 	s.outlive(lingering, now.Add(longest), now)
 	return nil
 }
 
-// tellSuccessor makes the return known that came by a reload, of a new password, say: the store that was down is gone, and the one
-// that came in its place has never been down.
-func (s *sharedStore) tellSuccessor() {
+// owe notes a request that has something to settle here, paid that it has done so.
+func (s *sharedStore) owe(d *due)  { s.debtors.Store(d, nil) }
+func (s *sharedStore) paid(d *due) { s.debtors.Delete(d) }
+
+// debts reports whether a request has something to settle.
+func (s *sharedStore) debts() (some bool) {
+	s.debtors.Range(func(_, _ any) bool { some = true; return false })
+	return some
+}
+
+// cutOff gives back what is held by requests that the process does not live to see the end of, as WebSockets and those that
+// the grace period cuts off. What they hold in flight the store gives back when it closes.
+func (s *sharedStore) cutOff() {
+	n := 0
+	s.debtors.Range(func(d, _ any) bool {
+		n++
+		d.(*due).cutOff()
+		return true
+	})
+	if n > 0 {
+		caddy.Log().Named("http.handlers.rate_limit").Info("requests end with the process: what they hold in the shared store is given back",
+			zap.Int("requests", n))
+	}
+}
+
+// handOver leaves it to the store of the config that runs now to say that the outage is over, which a reload may have
+// ended, with a new password, say. After a stop there is no such store, and one that is down tells its own return.
+func (s *sharedStore) handOver() {
 	running.Lock()
 	defer running.Unlock()
-	if len(running.apps) == 0 {
-		return
-	}
-	next := running.apps[len(running.apps)-1].redis
-	if next == s || !next.Up() { // it has told that itself
-		return
-	}
-	next.succeeded.Do(func() {
-		addrs := next.settings.Options.Addrs
-		select {
-		case next.changes <- redisstore.State{Server: strings.Join(addrs, " "), Of: len(addrs)}:
-		default:
+	if n := len(running.apps); n > 0 {
+		if next := running.apps[n-1].redis; next != s && next.Up() {
+			next.inherited.Store(true)
 		}
-	})
+	}
+}
+
+// Apply implements [algorithms.Store]. The first answer after an outage that was handed over says that it is over.
+func (s *sharedStore) Apply(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) error {
+	err := s.Store.Apply(ctx, charges, out)
+	if err == nil && s.inherited.Load() && s.inherited.CompareAndSwap(true, false) {
+		addrs := s.settings.Options.Addrs
+		s.tell(redisstore.State{Server: strings.Join(addrs, " "), Of: len(addrs)})
+	}
+	return err
+}
+
+// tell hands a change of state to who watches. It never holds a decision up; what is lost here the metrics still say.
+func (s *sharedStore) tell(change redisstore.State) {
+	select {
+	case s.changes <- change:
+	default:
+	}
 }
 
 // outlive closes the store once no request owes it anything, or nothing can be brought to it any more. It was up at the given moment.
@@ -171,7 +208,7 @@ func (s *sharedStore) outlive(every time.Duration, end, up time.Time) {
 		if s.Up() {
 			up = now
 		}
-		if s.debtors.Load() == 0 || now.Sub(up) > givenUp*every || now.After(end) {
+		if !s.debts() || now.Sub(up) > givenUp*every || now.After(end) {
 			_ = s.Store.Close() // an error of closing connections helps nobody
 			return
 		}

@@ -188,7 +188,7 @@ func (l *Limit) wait(c *Counter, now, cost int64) time.Duration {
 	case FixedWindow:
 		wait = l.fixedWait(c, cost)
 	case SlidingWindow:
-		wait = l.slidingWait(c, cost)
+		wait = l.slidingWait(c, 0, cost)
 	case Concurrency:
 		if c.sum() > l.Quota-cost {
 			return Unknown
@@ -196,16 +196,25 @@ func (l *Limit) wait(c *Counter, now, cost int64) time.Duration {
 	default:
 		wait = l.logWait(c, cost)
 	}
+	return c.from(now, wait)
+}
+
+// from is a wait in µs from the counter's now, as it is from the store's.
+func (c *Counter) from(now, wait int64) time.Duration {
 	if wait <= 0 {
 		return 0
 	}
 	return time.Duration(wait+c.now-now) * time.Microsecond
 }
 
-// next is the wait for one unit more than remaining.
+// next is the wait for a unit beyond remaining by a client that uses those as early as it can. Units that are used weigh
+// on in the sliding-window counter; elsewhere it is the wait for one unit more.
 func (l *Limit) next(c *Counter, now, remaining int64) time.Duration {
-	if remaining >= l.Capacity {
+	switch {
+	case remaining >= l.Capacity:
 		return Never
+	case l.Algorithm == SlidingWindow:
+		return c.from(now, l.slidingWait(c, remaining, 1))
 	}
 	return l.wait(c, now, remaining+1)
 }

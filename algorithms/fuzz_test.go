@@ -163,14 +163,20 @@ func (w *fuzzWalk) look(cost int64) Outcome {
 	if o.Remaining < w.l.Capacity && probe.peek(w.at(), o.Remaining+1).OK || !probe.peek(w.at(), o.Remaining).OK {
 		w.t.Fatalf("%+v at %d: remaining is not true: %+v", w.l.Policy, w.now, o)
 	}
+	then, more := probe, o.Remaining+1
+	if w.l.Algorithm == SlidingWindow && o.Remaining > 0 { // used as early as it can be, it weighs on
+		then.decide(w.at(), Charge{Cost: o.Remaining})
+		more = 1
+	}
 	for _, wait := range []struct {
+		s    *single
 		d    time.Duration
 		cost int64
-	}{{o.Retry, cost}, {o.Next, o.Remaining + 1}} {
+	}{{&probe, o.Retry, cost}, {&then, o.Next, more}} {
 		if wait.d == 0 || wait.d == Never || wait.d == Unknown {
 			continue
 		}
-		if probe.peek(w.at()+wait.d-time.Microsecond, wait.cost).OK || !probe.peek(w.at()+wait.d, wait.cost).OK {
+		if wait.s.peek(w.at()+wait.d-time.Microsecond, wait.cost).OK || !wait.s.peek(w.at()+wait.d, wait.cost).OK {
 			w.t.Fatalf("%+v at %d: a wait of %v for %d is not tight: %s", w.l.Policy, w.now, wait.d, wait.cost, binary.BigEndian.AppendUint64(nil, uint64(wait.d)))
 		}
 	}

@@ -167,7 +167,12 @@ func (n *naive) answer(now, cost int64) Outcome {
 		o.Remaining++
 	}
 	if o.Remaining < n.l.Capacity {
-		o.Next = n.wait(now, o.Remaining+1)
+		then, cost := *n, o.Remaining+1
+		if n.l.Algorithm == SlidingWindow && o.Remaining > 0 { // what remains is used first, and weighs on
+			then.events, cost = slices.Clone(n.events), 1
+			then.take(now, o.Remaining)
+		}
+		o.Next = then.wait(now, cost)
 	}
 	return o
 }

@@ -157,10 +157,14 @@ func TestPromise03NextIsTight(t *testing.T) {
 			t.Errorf("%+v", o)
 			return
 		}
-		if got := s.peek(now+o.Next-time.Microsecond, 0); got.Remaining != o.Remaining {
+		left := o.Remaining
+		if s.l.Algorithm == SlidingWindow && left > 0 { // used as early as it can be, it weighs on
+			left = s.ask(now, left).Remaining
+		}
+		if got := s.peek(now+o.Next-time.Microsecond, 0); got.Remaining != left {
 			t.Errorf("%+v, one tick before next %+v", o, got)
 		}
-		if got := s.peek(now+o.Next, 0); got.Remaining <= o.Remaining {
+		if got := s.peek(now+o.Next, 0); got.Remaining <= left {
 			t.Errorf("%+v, at next %+v", o, got)
 		}
 	})

@@ -37,9 +37,10 @@ func (l *Limit) previous(c *Counter) int64 { return l.exact(c.B) }
 // exact bounds a count so that its product with a time stays exact: one that a far larger quota left behind could exceed it.
 func (l *Limit) exact(count int64) int64 { return min(count, l.most) }
 
-// slidingWait: prev·left + (cur+cost)·W ≤ quota·W, first in this window, else in the next, where cur has become prev.
-func (l *Limit) slidingWait(c *Counter, cost int64) int64 {
-	prev, cur, left := l.previous(c), l.exact(c.A), l.left(c)
+// slidingWait: prev·left + (cur+cost)·W ≤ quota·W, first in this window, else in the next, where cur has become prev. It is the
+// wait after so many more units were used in this window.
+func (l *Limit) slidingWait(c *Counter, more, cost int64) int64 {
+	prev, cur, left := l.previous(c), l.exact(c.A+more), l.left(c)
 	if room := l.Quota - cur - cost; room >= 0 {
 		if prev*left <= room*l.ticks {
 			return 0

@@ -254,10 +254,19 @@ func (k *oneValue) remove(h http.Header) {
 	delete(h, k.reset)
 }
 
-// WriteRefusal adds what every refusal carries: it must not be cached, and Retry-After says when to come back:
+// ofAnother are the fields by which handlers before said how a response may be cached, and what body it has: not this one's.
+var ofAnother = []string{
+	"Expires", "Cdn-Cache-Control", "Surrogate-Control",
+	"Content-Length", "Content-Encoding", "Etag", "Last-Modified", "Content-Range", "Accept-Ranges", "Trailer",
+}
+
+// WriteRefusal adds what every refusal carries, and takes out what was said of another response: it must not be cached, and Retry-After says when to come back:
 // whole seconds, rounded up, at least 1. With [algorithms.Never] there is no such moment, with [algorithms.Unknown] nobody
 // knows it, and there is no field. A later Retry-After that is already there (an error route inside a limited route) is kept.
 func WriteRefusal(h http.Header, sc *Scratch, retry time.Duration) {
+	for _, key := range ofAnother {
+		delete(h, key)
+	}
 	delete(h, keyCache)
 	sc.add(h, keyCache, "no-store")
 	if !known(retry) {

@@ -555,7 +555,14 @@ while pos <= #charges do
           local inUse = used(l, A, B, left, c)
           remaining = l.capacity - inUse
           if remaining < 0 or l.latest and A > l.latest then remaining = 0 end
-          if remaining < l.capacity then more = wait(l, remaining + 1, 0, at, T, A, B, left, c) end
+          if remaining < l.capacity then
+            -- What remains is used first, as early as it can be: in the sliding-window counter it weighs on.
+            if l.algorithm == SLIDING then
+              more = wait(l, 1, 0, at, T, A + remaining, B, left, c)
+            else
+              more = wait(l, remaining + 1, 0, at, T, A, B, left, c)
+            end
+          end
           status = retry == 0 and 1 or 0
           if retry == 0 then retry = late end
           if changed and owner == i then

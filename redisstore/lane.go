@@ -7,6 +7,7 @@ package redisstore
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -354,12 +355,33 @@ func (f *flight) ask(ctx context.Context) {
 		c.cmd = redis.NewCmd(ctx, c.build(l.store.script, false, l.store.now())...)
 	}
 	if f.open == 1 {
-		_ = l.client.Process(ctx, f.calls[0].cmd) // the command keeps its answer
+		l.process(ctx, f.calls[0].cmd)
+		return
+	}
+	cmds := make([]*redis.Cmd, f.open)
+	for i := range cmds {
+		cmds[i] = f.calls[i].cmd
+	}
+	l.process(ctx, cmds...)
+}
+
+// process sends commands, several in one pipeline; each keeps its answer. A client that cannot bear an answer fails the
+// call, and not the process with all who wait for the flight.
+func (l *lane) process(ctx context.Context, cmds ...*redis.Cmd) {
+	defer func() {
+		if p := recover(); p != nil {
+			for _, cmd := range cmds {
+				cmd.SetErr(fmt.Errorf("%w: %v", errReply, p))
+			}
+		}
+	}()
+	if len(cmds) == 1 {
+		_ = l.client.Process(ctx, cmds[0])
 		return
 	}
 	pipe := l.client.Pipeline()
-	for i := range f.calls[:f.open] {
-		_ = pipe.Process(ctx, f.calls[i].cmd)
+	for _, cmd := range cmds {
+		_ = pipe.Process(ctx, cmd)
 	}
 	_, _ = pipe.Exec(ctx)
 }
@@ -433,12 +455,15 @@ const tryAgain = "TRYAGAIN"
 // again handles what is no outage: a server that does not know the script, slots that moved, and states
 // that pass by themselves. Nothing is repeated that may have been executed. What it returns is an [*Error].
 func (l *lane) again(ctx context.Context, c *call, err error) error {
-	at, asking, hops, pause := l, false, 0, time.Millisecond
+	at, text, asking, hops, pause := l, false, false, 0, time.Millisecond
 	var cause error // what is waited for
 	for err != nil {
-		text, wasAsking := false, asking
-		asking = false
+		wasText, wasAsking := text, asking
+		text, asking = false, false
 		if redis.HasErrorPrefix(err, "NOSCRIPT") {
+			if wasText { // it had the script itself
+				return at.failure(err, err)
+			}
 			text, asking = true, wasAsking
 		} else if addr, ok := redis.IsMovedError(err); ok && l.store.cluster != nil {
 			at = l.store.cluster.moved(c.parts[0].slot, addr, at)
@@ -462,7 +487,7 @@ func (l *lane) again(ctx context.Context, c *call, err error) error {
 		}
 		if hops > maxHops { // servers disagree, as they may for a moment after a slot moved
 			if cause = err; !sleep(ctx, pause) {
-				return at.failure(err, err)
+				return l.astray(c, err)
 			}
 			pause = min(2*pause, 8*time.Millisecond)
 		}
@@ -473,22 +498,29 @@ func (l *lane) again(ctx context.Context, c *call, err error) error {
 			if cause == nil {
 				cause = err
 			}
+			if hops > maxHops {
+				return l.astray(c, cause)
+			}
 			return at.failure(cause, err)
 		}
 	}
 	return nil
 }
 
+// astray is the failure of a call that was redirected until its time was up. The server that was asked first counts it and is asked
+// first again: redirections to ever new servers would open no breaker, and each call would wait its whole time.
+func (l *lane) astray(c *call, cause error) error {
+	l.store.cluster.owners[c.parts[0].slot].Store(l)
+	return l.failure(cause, cause)
+}
+
 func (l *lane) askAgain(ctx context.Context, c *call, text, asking bool) error {
 	cmd := redis.NewCmd(ctx, c.build(l.store.script, text, l.store.now())...)
-	if !asking {
-		_ = l.client.Process(ctx, cmd)
-		return l.read(c, cmd)
+	if asking {
+		l.process(ctx, redis.NewCmd(ctx, "asking"), cmd)
+	} else {
+		l.process(ctx, cmd)
 	}
-	pipe := l.client.Pipeline()
-	_ = pipe.Process(ctx, redis.NewCmd(ctx, "asking"))
-	_ = pipe.Process(ctx, cmd)
-	_, _ = pipe.Exec(ctx)
 	return l.read(c, cmd)
 }
 

@@ -71,6 +71,17 @@ func (l *Lease) Release() {
 	}
 }
 
+// releaseAll gives back the leases of requests that outlive the store, which would else be counted until they expire.
+func (s *Store) releaseAll() {
+	s.leases.mu.Lock()
+	defer s.leases.mu.Unlock()
+	for l := range s.leases.held {
+		l.released = true
+		l.giveBack()
+	}
+	clear(s.leases.held)
+}
+
 func (l *Lease) giveBack() {
 	l.store.Settle(algorithms.Charge{Key: l.key, Limit: l.limit, Cost: -1, Mark: l.mark})
 }

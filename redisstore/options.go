@@ -168,7 +168,7 @@ func (o *Options) endpoint(a string) (endpoint, error) {
 	return e, nil
 }
 
-// dialer counts connections and, unlike go-redis's own, lets the deadline bound the TLS handshake too.
+// dialer counts connections, guards what is read from them and, unlike go-redis's own, lets the deadline bound the TLS handshake too.
 func (s *Store) dialer(config *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	plain := &net.Dialer{KeepAlive: 30 * time.Second}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -181,10 +181,15 @@ func (s *Store) dialer(config *tls.Config) func(ctx context.Context, network, ad
 		if strings.HasPrefix(addr, "/") {
 			network = "unix"
 		}
-		if config == nil || network == "unix" {
-			return plain.DialContext(ctx, network, addr)
+		dial := plain.DialContext
+		if config != nil && network != "unix" {
+			dial = (&tls.Dialer{NetDialer: plain, Config: config}).DialContext
 		}
-		return (&tls.Dialer{NetDialer: plain, Config: config}).DialContext(ctx, network, addr)
+		c, err := dial(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		return guard(c), nil
 	}
 }
 

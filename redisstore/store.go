@@ -79,9 +79,11 @@ func (s *Store) Start() {
 // Leave ends what Start began: the fleet does not count the instance any more. The store works on, for what is still owed to it.
 func (s *Store) Leave() { s.leave() }
 
-// Close settles what is left to settle, gives up what waits, says goodbye to the fleet and closes the connections.
+// Close gives back the leases that are held and settles what is left to settle, for a second at most, gives up what waits,
+// says goodbye to the fleet and closes the connections.
 func (s *Store) Close() error {
 	s.leases.renewals.Lock() // what is released while it is renewed comes after
+	s.releaseAll()
 	s.settleRest()
 	s.cancel()
 	s.leases.renewals.Unlock()

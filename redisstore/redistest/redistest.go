@@ -116,16 +116,16 @@ func (s *Server) Launch() {
 		if err := os.WriteFile(fill(s.args[0]), []byte(fill(s.args[1])), 0o600); err != nil {
 			s.t.Fatal(err)
 		}
-		args = []string{fill(s.args[0])}
+		s.cmd = exec.Command("redis-sentinel", fill(s.args[0]))
 	} else {
 		for _, a := range s.args {
 			args = append(args, fill(a))
 		}
+		s.cmd = exec.Command("redis-server", args...)
 	}
-	s.cmd = exec.Command(s.kind, args...)
 	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.out
 	if err := s.cmd.Start(); err != nil {
-		s.t.Fatalf("start %s: %v; install Debian's redis-server and redis-sentinel", s.kind, err)
+		s.t.Fatalf("start %s: %v; `make %s` installs it", s.kind, err, s.kind)
 	}
 }
 

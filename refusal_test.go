@@ -1,0 +1,75 @@
+package sluice_test
+
+// A refusal is one whole response that nobody may keep, whatever handlers before or around the limiter say of theirs (G01, G02).
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// around are sites whose second request is refused by the limiter itself.
+var around = map[string]string{
+	"header, deferred by a deletion":  "header {\n Cache-Control \"public, max-age=31536000, immutable\"\n Expires \"Thu, 01 Jan 2037 00:00:00 GMT\"\n CDN-Cache-Control max-age=60\n Surrogate-Control max-age=60\n -Server\n}\nrate_limit 1/1h\nrespond ok",
+	"header, deferred by >":           "header >Cache-Control \"public, max-age=60\"\nrate_limit 1/1h\nrespond ok",
+	"header, at once":                 "header Cache-Control \"public, max-age=60\"\nheader Expires x\nheader CDN-Cache-Control x\nheader Surrogate-Control x\nrate_limit 1/1h\nrespond ok",
+	"header, a default":               "header ?Cache-Control \"public, max-age=60\"\nrate_limit 1/1h\nrespond ok",
+	"header by the response's status": "header {\n Cache-Control public\n defer\n match {\n status 4xx\n}\n}\nrate_limit 1/1h\nrespond ok",
+	"several headers":                 "header >Cache-Control public\nheader >Expires x\nroute {\n header >Surrogate-Control x\n rate_limit 1/1h\n respond ok\n}",
+	"what a body is":                  "header Content-Encoding gzip\nheader ETag x\nheader Last-Modified x\nheader Accept-Ranges bytes\nheader Content-Range \"bytes 1-2/3\"\nheader Content-Length 7\nheader Trailer X-T\nrate_limit 1/1h\nrespond seven77",
+	"encode before it":                "route {\n encode {\n gzip\n minimum_length 1\n match {\n header Content-Type *\n}\n}\n header >Cache-Control public\n rate_limit 1/1h\n respond ok\n}",
+	"templates around it":             "route {\n header >Cache-Control public\n templates\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
+	"templates of all types":          "route {\n header >Cache-Control public\n templates {\n mime application/problem+json\n}\n rate_limit 1/1h\n respond ok\n}",
+	"intercept of other statuses":     "route {\n header >Cache-Control public\n intercept {\n @gone status 410\n handle_response @gone {\n respond gone 410\n}\n}\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
+	"two limiters":                    "route {\n header >Cache-Control public\n rate_limit 9/1h {\n zone a 9/1h {\n concurrency 5\n }\n }\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
+}
+
+func TestARefusalIsWholeAndUncacheable(t *testing.T) {
+	for name, site := range around {
+		t.Run(name, func(t *testing.T) {
+			config := "{\n admin off\n}\n:80 {\n log\n " + site + "\n}"
+			s := serve(t, config)
+			s.get("/", "Accept-Encoding", "gzip")
+			a := s.get("/", "Accept-Encoding", "gzip")
+			checkRefusal(t, a)
+			var sizes []any
+			for _, line := range logged(t, "handled request") {
+				if line["status"] == float64(http.StatusTooManyRequests) {
+					sizes = append(sizes, line["size"])
+				}
+			}
+			if len(sizes) != 1 || sizes[0] != float64(len(a.body)) {
+				t.Errorf("the access log knows refusals of %v bytes, want one of %d", sizes, len(a.body))
+			}
+		})
+	}
+}
+
+// checkRefusal wants problem+json, whole, with none of what others said of their responses.
+func checkRefusal(t *testing.T, a answer) {
+	t.Helper()
+	if a.StatusCode != http.StatusTooManyRequests || !strings.HasPrefix(a.body, `{"type":`) || strings.Count(a.body, "{") != 1 || !strings.HasSuffix(a.body, "}") {
+		t.Errorf("%s %v %q", a.Status, a.Header, a.body)
+	}
+	if got := a.Header["Cache-Control"]; len(got) != 1 || got[0] != "no-store" {
+		t.Errorf("Cache-Control: %q", got)
+	}
+	for _, field := range []string{"Expires", "Cdn-Cache-Control", "Surrogate-Control", "Content-Encoding", "Etag", "Last-Modified", "Accept-Ranges", "Content-Range", "Trailer"} {
+		if got := a.Header[field]; got != nil {
+			t.Errorf("%s: %q", field, got)
+		}
+	}
+}
+
+// What an upstream said of its response is not said of a refusal in its place.
+func TestARefusalInPlaceOfAnUpstreamsResponse(t *testing.T) {
+	dial := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Encoding", "x")
+		w.Header().Set("Cache-Control", "public")
+		w.Header().Set("Etag", `"x"`)
+		_, _ = w.Write([]byte("from the upstream"))
+	})
+	s := serve(t, "{\n admin off\n}\n:80 {\n reverse_proxy "+dial+" {\n handle_response {\n copy_response_headers\n rate_limit 1/1h\n copy_response\n}\n}\n}")
+	s.get("/")
+	checkRefusal(t, s.get("/"))
+}
