@@ -14,6 +14,7 @@ import (
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/fields"
 	"github.com/caddy-sluice/sluice/leaky"
 	"github.com/caddy-sluice/sluice/memstore"
 )
@@ -173,15 +174,17 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 		z.openBan(r.Ban)
 	}
 	if was, is := z.first.Settings(), r.Settings(); was != is {
-		return nil, fmt.Errorf("zone %q is %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
+		was, is = caddyfile.Difference(was, is)
+		return nil, fmt.Errorf("zone %q has %q in %s but %q in %s: handlers that share a zone must agree on its settings; "+
 			"make them equal, or give one of the zones another name", r.Zone, was, z.first.Place, is, r.Place)
 	}
 	for name := range r.AllNames() {
-		if other, taken := a.wire[name]; taken && other != r.Zone {
+		wire := fields.Name(name)
+		if other, taken := a.wire[wire]; taken && other != r.Zone {
 			return nil, fmt.Errorf("clients would see two limits named %q, of zone %q (%s) and of zone %q; give one of the zones another name",
 				name, r.Zone, r.Place, other)
 		}
-		a.wire[name] = r.Zone
+		a.wire[wire] = r.Zone
 	}
 	z.rules++
 	z.units += r.Cost.Least()
@@ -202,7 +205,7 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 // spaces are those of the zones of a config that was started.
 type spaces struct {
 	app    *App // nil: no config
-	byZone map[string][]algorithms.Space
+	byZone map[string][]*algorithms.Limit
 }
 
 // started is the config that was started last, and the one before it until that is cleaned up: if the newer
@@ -217,19 +220,27 @@ var started struct {
 func (a *App) sayFreshStarts() {
 	started.Lock()
 	defer started.Unlock()
-	before, now := started.last, spaces{a, make(map[string][]algorithms.Space)}
+	before, now := started.last, spaces{a, make(map[string][]*algorithms.Limit)}
 	started.before, started.last = before, now
 	for _, z := range a.open() {
 		for limit := range z.first.AllLimits() {
-			now.byZone[z.first.Zone] = append(now.byZone[z.first.Zone], limit.Space)
-			if known := before.byZone[z.first.Zone]; known != nil && !slices.Contains(known, limit.Space) {
+			now.byZone[z.first.Zone] = append(now.byZone[z.first.Zone], limit)
+			same := func(l *algorithms.Limit) bool { return l.Space == limit.Space }
+			if known := before.byZone[z.first.Zone]; known != nil && !slices.ContainsFunc(known, same) {
 				if limit.Algorithm == algorithms.Concurrency {
 					a.logger.Warn("requests in flight are counted afresh, because store, or in Redis lease, changed", zap.String("zone", z.first.Zone))
 					continue
 				}
+				var was []string
+				hint := zap.Skip()
+				for _, l := range known {
+					was = append(was, caddyfile.DescribeLimit(l.Policy))
+					if l.Window == limit.Window {
+						hint = zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it")
+					}
+				}
 				a.logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", z.first.Zone),
-					zap.Stringer("algorithm", limit.Algorithm), zap.Duration("window", limit.Window),
-					zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it"))
+					zap.Strings("before", was), zap.String("now", caddyfile.DescribeLimit(limit.Policy)), hint)
 			}
 		}
 	}

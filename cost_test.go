@@ -141,7 +141,7 @@ func TestDebtIsPaidBack(t *testing.T) {
 
 // What responses say is settled: more is taken, less is given back, and what is missing or no number leaves the reservation.
 func TestChargeSettles(t *testing.T) {
-	const warning = "a charge is not a whole number from 0 to 2^52 and is ignored: the cost stands; this is logged once"
+	const warning = "a charge is not a whole number from 0 to its max and is ignored: the cost stands; this is logged once"
 	onStores(t, func(t *testing.T, st *stage) {
 		up := gateway(t)
 		s := serve(t, st.zones(metered("1000/365d", tokensUsed), up.dial))
@@ -149,19 +149,19 @@ func TestChargeSettles(t *testing.T) {
 		for _, step := range []struct {
 			use   string
 			costs int
-		}{{"", 10}, {"25", 25}, {"10", 10}, {"4", 4}, {"0", 0}, {"-5", 10}, {"many", 10}, {"1e3", 10}, {strings.Repeat("9", 30), 10}, {"+7", 7}} {
+		}{{"", 10}, {"25", 25}, {"10", 10}, {"4", 4}, {"0", 0}, {"-5", 10}, {"many", 10}, {"1e3", 10}, {strings.Repeat("9", 30), 10}, {fmt.Sprint(algorithms.MaxExact), 10}, {"100001", 10}, {"+7", 7}} {
 			left -= step.costs
 			s.pass(1, "/", "X-Cost", "10", "X-Use", step.use)
 			s.settled(left)
 		}
-		if n := s.metric(`caddy_rate_limit_cost_errors_total{zone="m"}`); n != 4 {
-			t.Errorf("%v cost errors are counted, want 4", n)
+		if n := s.metric(`caddy_rate_limit_cost_errors_total{zone="m"}`); n != 6 {
+			t.Errorf("%v cost errors are counted, want 6", n)
 		}
 		if lines := logged(t, warning); len(lines) != 1 || lines[0]["zone"] != "m" {
 			t.Errorf("%v", lines)
 		}
-		// The greatest number that is believed is a debt, and nothing overflows.
-		s.pass(1, "/", "X-Cost", "10", "X-Use", fmt.Sprint(algorithms.MaxExact))
+		// The greatest number that is believed is a debt: H12, 100 times what the zone admits at once.
+		s.pass(1, "/", "X-Cost", "10", "X-Use", "100000")
 		s.settled(0)
 		if a := s.refused("/", "X-Cost", "1"); s.wait(a) < 365*86400 {
 			t.Error(a.Header)

@@ -194,3 +194,41 @@ func TestDropInSharedStorageIsAClearError(t *testing.T) {
 		}
 	}
 }
+
+// G08: a zone may have any printable name. Fields show it as a string that cannot be malformed, logs and metrics as it is written.
+func TestDropInZoneNames(t *testing.T) {
+	s := serve(t, ":80 {\nrate_limit {\nzone `ünï \"x\"` {\nevents 1\nwindow 1h\n}\n}\nrespond ok\n}")
+	if a := s.get("/"); a.StatusCode != 200 || a.Header.Get("RateLimit-Policy") != `"%C3%BCn%C3%AF \"x\"";q=1;w=3600` {
+		t.Error(a.Status, a.Header)
+	}
+	a := s.refused("/")
+	if !strings.Contains(a.body, `["%C3%BCn%C3%AF \"x\""]`) {
+		t.Error(a.body)
+	}
+	if lines := logged(t, "rate limit exceeded"); len(lines) != 1 || lines[0]["zone"] != `ünï "x"` {
+		t.Error(lines)
+	}
+	if n := s.metric(`caddy_rate_limit_declined_requests_total{zone="ünï \"x\""}`); n != 1 {
+		t.Errorf("%v declined", n)
+	}
+}
+
+// G09: what has no zone limits nothing, and says so.
+func TestDropInNoZone(t *testing.T) {
+	s := serve(t, ":80 {\nrate_limit {\nlog_key\nlog_key\n}\nrespond ok\n}")
+	s.pass(20, "/")
+	if lines := logged(t, "rate_limit has no zone and limits nothing; want a limit such as 100/1m on its line, or zones in its block"); len(lines) != 1 {
+		t.Errorf("%d warnings", len(lines))
+	}
+}
+
+// G09: a jitter above 1 loads, and a wait of years does not overflow.
+func TestDropInLargeJitter(t *testing.T) {
+	s := serve(t, ":80 {\nrate_limit {\njitter 1000\nzone z {\nevents 1\nwindow 13000d\n}\n}\nrespond ok\n}")
+	s.pass(1, "/")
+	for range 20 {
+		if wait := s.wait(s.refused("/")); wait < 13000*86400 {
+			t.Fatalf("Retry-After %d", wait)
+		}
+	}
+}

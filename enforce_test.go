@@ -41,7 +41,7 @@ func TestEnforceShare(t *testing.T) {
 		for _, step := range []struct {
 			percent     string
 			least, most int
-		}{{"0%", 0, 0}, {"10%", 5, 45}, {"10", 5, 45}, {"50%", 70, 130}, {"99.9%", 190, 200}, {"100%", keys, keys}} {
+		}{{"0%", 0, 0}, {"10%", 5, 45}, {"10.0%", 5, 45}, {"50%", 70, 130}, {"99.9%", 190, 200}, {"100%", keys, keys}} {
 			s.mustLoad(st.config(enforcing(step.percent)))
 			passedDry, refusedDry, rejected := s.decided("e", "passed_dry_run"), s.decided("e", "rejected_dry_run"), s.decided("e", "rejected")
 			refused := s.refusedKeys(keys)

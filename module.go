@@ -29,7 +29,7 @@ import (
 
 func init() {
 	caddy.RegisterModule(new(Handler))
-	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
+	caddyfile.Register(func(c *caddyfile.Config) caddyhttp.MiddlewareHandler { return &Handler{Config: *c} })
 	httpcaddyfile.RegisterGlobalOption("rate_limit", caddyfile.ParseGlobal)
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 }
@@ -392,7 +392,8 @@ func (h *Handler) jitter(wait time.Duration) time.Duration {
 	if h.settings.Jitter == 0 || wait == algorithms.Never || wait < 0 {
 		return wait
 	}
-	return wait + time.Duration(rand.Float64()*h.settings.Jitter*float64(wait))
+	more := rand.Float64() * h.settings.Jitter * float64(wait)
+	return wait + time.Duration(min(more, float64(algorithms.MaxWindow)))
 }
 
 func (h *Handler) report(q *question, a *asked, wait time.Duration) {
@@ -443,14 +444,6 @@ var processStart = time.Now()
 
 // monotonic is the time since the process started; it never steps.
 func monotonic() time.Duration { return time.Since(processStart) }
-
-func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	config, err := caddyfile.Parse(h)
-	if err != nil {
-		return nil, err
-	}
-	return &Handler{Config: *config}, nil
-}
 
 var (
 	_ caddy.Provisioner           = (*Handler)(nil)

@@ -280,8 +280,13 @@ func TestF50ChangedWindowStartsAfresh(t *testing.T) {
 	s.mustLoad(":80 {\n rate_limit {\n zone z 2/2h\n }\n respond ok\n}")
 	s.pass(2, "/")
 	s.refused("/")
-	if n := len(logged(t, "a limit with another window or algorithm starts afresh")); n != 1 {
-		t.Errorf("%d log lines", n)
+	lines := logged(t, "a limit with another window or algorithm starts afresh")
+	if len(lines) != 1 {
+		t.Fatalf("%d log lines", len(lines))
+	}
+	// G26: old and new, and nothing of the default algorithm, which is the same.
+	if text := fmt.Sprintln(lines[0]["before"], lines[0]["now"], lines[0]["hint"]); text != "[sliding_log 2/1h] sliding_log 2/2h <nil>\n" {
+		t.Error(text)
 	}
 }
 

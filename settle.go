@@ -257,9 +257,9 @@ func (d *debt) release(pay []algorithms.Charge) {
 // reservation stands.
 func (d *due) charged(r *http.Request, debt *debt) (pay []algorithms.Charge) {
 	total, written, ok := debt.rule.Charge.Value(r)
-	if !ok || total > algorithms.MaxExact { // one wrong number would lock the client out for years
+	if !ok || total > debt.rule.MaxCharge { // one wrong number would lock the client out
 		if written {
-			d.h.badCost(debt.rule, "a charge is not a whole number from 0 to 2^52 and is ignored: the cost stands; this is logged once")
+			d.h.badCost(debt.rule, "a charge is not a whole number from 0 to its max and is ignored: the cost stands; this is logged once")
 		}
 		return nil
 	}

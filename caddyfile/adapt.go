@@ -77,8 +77,9 @@ func (p *parser) agree(rule *Rule) error {
 	case before.unnamed:
 		return fmt.Errorf("zone %q has the name that the unnamed zone at %s got; want another name", rule.Zone, before.place)
 	case before.settings != "" && now.settings != "" && before.settings != now.settings:
-		return fmt.Errorf("zone %q is %s here, but %s at %s; want the same settings wherever a name is used, or another name",
-			rule.Zone, now.settings, before.settings, before.place)
+		here, there := Difference(now.settings, before.settings)
+		return fmt.Errorf("zone %q has %s here, but %s at %s; want the same settings wherever a name is used, or another name",
+			rule.Zone, here, there, before.place)
 	case before.settings != "":
 		return nil
 	}

@@ -150,7 +150,7 @@ func harmless(text string) string {
 	}
 	at := strings.LastIndexByte(shown, '@')
 	switch {
-	case strings.Contains(rest[len(shown):], "@"), isURL && at < 0 && !plainURL.MatchString(shown):
+	case strings.Contains(rest[len(shown):], "@"), at < 0 && !plainAddress.MatchString(shown):
 		return scheme + "***"
 	case at >= 0:
 		return scheme + "***" + shown[at:]
@@ -160,6 +160,7 @@ func harmless(text string) string {
 
 var (
 	schemeName = regexp.MustCompile(`^[a-z]+$`)
-	// plainURL is what follows the scheme when there is no password in it: redis://:secret, which lacks @host, is not plain.
-	plainURL = regexp.MustCompile(`^([\pL\pN_.{}-]*|\[[0-9A-Fa-f:.]*\])(:[0-9]*)?(/.*)?$`)
+	// plainAddress is an address, or what follows a URL's scheme, without a password in it: redis://:secret, which lacks @host,
+	// is not plain, nor is password=secret.
+	plainAddress = regexp.MustCompile(`^([\pL\pN_.{}-]*|\[[0-9A-Fa-f:.]*\])(:[0-9]*)?(/.*)?$`)
 )

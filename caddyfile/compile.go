@@ -9,12 +9,13 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"regexp"
 	"slices"
 	"sort"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -53,6 +54,7 @@ func (r Response) String() string { return [...]string{"auto", "problem", "error
 
 const (
 	defaultSweep = time.Minute
+	mostJitter   = 1000
 	// exactQuota is up to which quota a zone without an algorithm counts exactly: a sliding window counter gives
 	// quota−1 per window under saturation, which is much of a small quota, and a log of few entries is cheap.
 	exactQuota = 10
@@ -185,18 +187,29 @@ func (k *compiler) handler() error {
 			return handlerError("jitter", err)
 		}
 		jitter, err := strconv.ParseFloat(text, 64)
-		if known && (err != nil || !(jitter >= 0 && jitter <= 1)) {
+		if known && (err != nil || !(jitter >= 0 && jitter <= mostJitter)) {
 			return handlerError("jitter", fmt.Errorf("%q; want a fraction from 0 to 1, such as 0.2", text))
+		}
+		if jitter > 1 {
+			k.warn("jitter: %q lengthens waits to up to %g times themselves; a fraction such as 0.2 lengthens them by up to a fifth", text, 1+jitter)
 		}
 		k.rules.Jitter = jitter
 	}
 	if sweep := time.Duration(c.SweepInterval); sweep != 0 {
-		if sweep < time.Second {
-			return handlerError("sweep_interval", fmt.Errorf("%v; want 1s or longer, such as 1m%s", sweep, nanoseconds(sweep)))
+		if sweep < 0 {
+			return handlerError("sweep_interval", fmt.Errorf("%v; want 1s or longer, such as 1m", sweep))
 		}
-		k.rules.SweepInterval = sweep
+		if sweep < time.Second {
+			k.warn("sweep_interval: %v is used as 1s; want 1s or longer, such as 1m%s", sweep, nanoseconds(sweep))
+		}
+		k.rules.SweepInterval = max(sweep, time.Second)
 	}
 	return nil
+}
+
+// warn is for what is about the whole handler.
+func (k *compiler) warn(format string, args ...any) {
+	k.rules.Warnings = append(k.rules.Warnings, fmt.Sprintf(format, args...))
 }
 
 // nanoseconds reminds of what a number means, where a duration is so short that it was probably meant as another unit.
@@ -260,7 +273,7 @@ func (k *compiler) status() error {
 		field, n = "reject_status", k.c.RejectStatus
 	}
 	k.rules.Status = http.StatusTooManyRequests
-	if n == "" {
+	if n == "" || field == "reject_status" && n == "0" { // 0 was a way to write none there
 		return nil
 	}
 	status, _, err := k.integer(n, 400, 599)
@@ -279,7 +292,7 @@ func (k *compiler) maxKeys() (keys int, known bool, err error) {
 		}
 		field, n = "zone_size", k.c.ZoneSize
 	}
-	if n == "" {
+	if n == "" || field == "zone_size" && n == "0" {
 		return algorithms.DefaultMaxKeys, true, nil
 	}
 	value, known, err := k.integer(n, 1, math.MaxInt32)
@@ -296,8 +309,8 @@ func (k *compiler) zones() (map[string]*Zone, []string, error) {
 		return k.unnamedZone()
 	}
 	if len(c.Zones) == 0 {
-		return nil, nil, &fieldError{field: "rate_limits", index: -1,
-			err: errors.New("no zone; want at least one, or a limit such as 100/1m on the directive's line")}
+		k.warn("rate_limit has no zone and limits nothing; want a limit such as 100/1m on its line, or zones in its block")
+		return nil, nil, nil
 	}
 	if len(c.ZoneOrder) == 0 {
 		names := make([]string, 0, len(c.Zones))
@@ -427,8 +440,9 @@ func (k *compiler) wireNames() error {
 	taken := map[string]*Rule{}
 	for _, rule := range k.rules.Rules {
 		for name := range rule.AllNames() {
-			other := taken[name]
-			taken[name] = rule
+			wire := fields.Name(name)
+			other := taken[wire]
+			taken[wire] = rule
 			switch other {
 			case nil:
 			case rule:
@@ -443,4 +457,21 @@ func (k *compiler) wireNames() error {
 	return nil
 }
 
-var zoneName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
+// besides are how the names end of the spaces that a zone has besides its own.
+var besides = []string{" (bans)", " (strikes)", " (ladder)", " (pending)", " (share)"}
+
+// checkName refuses names that people cannot read, and those of spaces that a zone has besides its own.
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return errors.New("want one or more printable characters")
+	case !utf8.ValidString(name) || strings.ContainsFunc(name, func(c rune) bool { return !unicode.IsPrint(c) }):
+		return errors.New("want printable characters, and no space but the plain one")
+	}
+	for _, end := range besides {
+		if strings.HasSuffix(name, end) {
+			return fmt.Errorf("want another end than %q, which names what is counted beside a zone", end)
+		}
+	}
+	return nil
+}

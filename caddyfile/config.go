@@ -20,8 +20,8 @@ type Config struct {
 	// client may have. All zones that match a request apply; they are decided together, and a request that one of
 	// them refuses takes nothing from the others.
 	//
-	// A name may hold letters, digits, `_`, `.` and `-`. Handlers that use the same name share its counters and must
-	// agree on its algorithm, limits, burst, queue, concurrency, tiers, max_keys, store and on_store_error. Counters
+	// A name may hold any printable characters; the fields show what is not ASCII percent-encoded. Handlers that use
+	// the same name share its counters and must agree on its algorithm, limits, burst, queue, concurrency, tiers, max_keys, store and on_store_error. Counters
 	// survive config reloads.
 	Zones map[string]*Zone `json:"rate_limits,omitempty"`
 
@@ -42,7 +42,7 @@ type Config struct {
 	// error routes, which `handle_errors` makes). Default: `error` when an error route matches the request, else `problem`.
 	Response string `json:"response,omitempty"`
 
-	// Lengthens each Retry-After by a random share of itself between 0 and this fraction (0 to 1), so that refused
+	// Lengthens each Retry-After by a random share of itself between 0 and this fraction, so that refused
 	// clients do not come back at one moment. Default: 0.
 	Jitter Number `json:"jitter,omitempty"`
 
@@ -53,7 +53,7 @@ type Config struct {
 	// then those that use the smallest share of their limit. Default: 1000000.
 	MaxKeys Number `json:"max_keys,omitempty"`
 
-	// How often idle keys are forgotten: 1s or longer. Default: 1m.
+	// How often idle keys are forgotten: 1s or longer; what is shorter counts as 1s. Default: 1m.
 	SweepInterval caddy.Duration `json:"sweep_interval,omitempty"`
 
 	// Turns off the metrics of this handler's zones.
@@ -158,6 +158,10 @@ type Zone struct {
 	// leaves it at the reservation.
 	Charge string `json:"charge,omitempty"`
 
+	// The most that charge may say; above it the reservation stands, and that is counted and logged, since one wrong number
+	// would lock the client out. Default: 100 times what the zone admits at once.
+	ChargeMax Number `json:"charge_max,omitempty"`
+
 	// Which responses count; the others give back what their request took. Default: all.
 	Count *Statuses `json:"count,omitempty"`
 
@@ -194,7 +198,7 @@ type Zone struct {
 	// Decide, count and report, but never refuse.
 	DryRun bool `json:"dry_run,omitempty"`
 
-	// Which share of the keys is refused, such as `10%`, `10` or `0.5%`; for the others the zone is as in a dry run.
+	// Which share of the keys is refused, such as `10%` or `0.5%`; for the others the zone is as in a dry run.
 	// The keys are the same on every instance, and a larger share keeps those of a smaller one. Default: 100%.
 	Enforce Number `json:"enforce,omitempty"`
 
@@ -243,7 +247,7 @@ type Tiers struct {
 
 // TierValue is the plan of one value.
 type TierValue struct {
-	// The value of the placeholder, to the letter. Letters, digits, `_`, `.` and `-`: it is a part of the policy's name.
+	// The value of the placeholder, to the letter: printable characters, since it is a part of the policy's name.
 	Value string `json:"value,omitempty"`
 	Tier
 }
@@ -273,6 +277,12 @@ type Distributed struct {
 	ReadInterval caddy.Duration `json:"read_interval,omitempty"`
 	// Ignored.
 	PurgeAge caddy.Duration `json:"purge_age,omitempty"`
+}
+
+// UnmarshalJSON decodes strictly; see [decode].
+func (c *Config) UnmarshalJSON(b []byte) error {
+	type plain Config
+	return decode(b, (*plain)(c), true)
 }
 
 // Number is a number, or a text with placeholders that is one: JSON `20`, `"20"` or `"{env.BURST}"`. Such placeholders

@@ -12,6 +12,9 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
+// chargeFactor is how many times the capacity a response may cost unless charge says its max: far more than is likely.
+const chargeFactor = 100
+
 // Cost is how many units a request takes: a fixed number, or read from the request.
 type Cost struct {
 	fixed int64
@@ -79,7 +82,7 @@ func (z *zoneCompiler) cost() error {
 	}
 	cost, known, err := z.integer(z.z.Cost, 1, algorithms.MaxExact)
 	if err != nil {
-		return z.fail("cost", -1, fmt.Errorf("%w, or one placeholder", err))
+		return z.fail("cost", -1, fmt.Errorf("%w, or one placeholder; requests that cost nothing are left out with exempt", err))
 	}
 	z.out.Cost.fixed = cost
 	if !known || z.pending {
@@ -100,6 +103,9 @@ func (z *zoneCompiler) cost() error {
 func (z *zoneCompiler) charge() error {
 	text := z.z.Charge
 	if text == "" {
+		if z.z.ChargeMax != "" {
+			return z.fail("charge_max", -1, errors.New("there is no charge that it could bound; want both, or neither"))
+		}
 		return nil
 	}
 	if z.z.Algorithm != algorithms.TokenBucket.String() {
@@ -114,5 +120,16 @@ func (z *zoneCompiler) charge() error {
 		return z.fail("charge", -1, fmt.Errorf("%q; want one placeholder with a value after the response, such as {http.response.header.X-Tokens-Used}", text))
 	}
 	z.out.Charge = &Cost{text: placeholder}
+	for limit := range z.out.AllLimits() {
+		if limit.Algorithm != algorithms.Concurrency {
+			z.out.MaxCharge = max(z.out.MaxCharge, min(limit.Capacity, algorithms.MaxExact/chargeFactor)*chargeFactor)
+		}
+	}
+	if z.z.ChargeMax == "" {
+		return nil
+	}
+	if z.out.MaxCharge, _, err = z.integer(z.z.ChargeMax, 1, algorithms.MaxExact); err != nil {
+		return z.fail("charge_max", -1, err)
+	}
 	return nil
 }

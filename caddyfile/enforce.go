@@ -60,9 +60,16 @@ func (z *zoneCompiler) enforce() error {
 	if err != nil {
 		return z.fail("enforce", -1, err)
 	}
-	percent, err := strconv.ParseFloat(strings.TrimSuffix(text, "%"), 64)
+	number, isPercent := strings.CutSuffix(text, "%")
+	percent, err := strconv.ParseFloat(number, 64)
 	switch {
 	case !known:
+	// A bare 0.1 may be meant as a fraction, as in jitter: 100 times as many clients.
+	case err == nil && !isPercent && percent > 0 && percent < 1:
+		return z.fail("enforce", -1, fmt.Errorf("%q; want %s%% for that percentage, or %s%% if it is meant as a fraction",
+			text, number, strconv.FormatFloat(percent*100, 'g', 12, 64)))
+	case err == nil && !isPercent && percent >= 0 && percent <= 100:
+		return z.fail("enforce", -1, fmt.Errorf("%q; want it with a percent sign, %s%%", text, number))
 	case err != nil || !(percent >= 0 && percent <= 100):
 		return z.fail("enforce", -1, fmt.Errorf("%q; want a percentage from 0 to 100, such as 10%%", text))
 	case percent < 100:

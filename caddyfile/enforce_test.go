@@ -35,7 +35,7 @@ func TestEnforcesItsShare(t *testing.T) {
 // Who is refused at a percentage is refused at every greater one, so that a rollout only ever adds keys.
 func TestEnforcesMoreAsItGrows(t *testing.T) {
 	var steps []*Rule
-	for _, percent := range []Number{"0", "0.001", "1", "5%", "10", "33.3%", "50", "99.999999%", "100"} {
+	for _, percent := range []Number{"0%", "0.001%", "1%", "5%", "10%", "33.3%", "50%", "99.999999%", "100%"} {
 		steps = append(steps, rule(t, Zone{Enforce: percent}))
 	}
 	for i := range 20_000 {
@@ -52,7 +52,7 @@ func TestEnforcesMoreAsItGrows(t *testing.T) {
 
 // Instances of other versions, on other machines, must agree on these.
 func TestEnforcesTheSameEverywhere(t *testing.T) {
-	half := rule(t, Zone{Enforce: "50"})
+	half := rule(t, Zone{Enforce: "50%"})
 	got := ""
 	for i := range 32 {
 		got += map[bool]string{true: "x", false: "."}[half.Enforces(fmt.Sprint(i))]
@@ -81,7 +81,7 @@ func TestEnforcesByZone(t *testing.T) {
 }
 
 func TestEnforcesCheaply(t *testing.T) {
-	r := rule(t, Zone{Enforce: "50"})
+	r := rule(t, Zone{Enforce: "50%"})
 	if n := testing.AllocsPerRun(100, func() { r.Enforces("192.0.2.7") }); n > 0 {
 		t.Errorf("allocates %g times", n)
 	}

@@ -6,7 +6,6 @@ package caddyfile
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -91,6 +90,12 @@ type TLS struct {
 
 	// Trust any certificate. Anyone between here and Redis can then read the password; for tests only.
 	InsecureSkipVerify bool `json:"insecure_skip_verify,omitempty"`
+}
+
+// UnmarshalJSON decodes strictly; see [decode]. What stands there may be secret.
+func (g *Global) UnmarshalJSON(b []byte) error {
+	type plain Global
+	return decode(b, (*plain)(g), false)
 }
 
 var (
@@ -224,7 +229,7 @@ func (p *parser) tls(r *Redis) error {
 		return err
 	}
 	if p.d.NextArg() {
-		return p.d.Errf("unexpected %q; want tls alone or with a block", p.d.Val())
+		return p.d.Errf("text after tls; want tls alone or with a block")
 	}
 	t := &TLS{}
 	r.TLS = t
@@ -277,17 +282,21 @@ func (p *parser) private(field string, to *string) error {
 	return nil
 }
 
-// unrecognizedGlobal hides what looks like an address with a password, or like a setting that is joined to its value.
+// unrecognizedGlobal quotes a word only if it is one of the language, or nearly: any other may be a secret, such as
+// password=… or what stands on a line of its own by mistake.
 func (p *parser) unrecognizedGlobal(words []string) error {
-	name, _, joined := strings.Cut(p.d.Val(), "=")
-	if !joined {
-		name, _, joined = strings.Cut(p.d.Val(), ":")
+	written := p.d.Val()
+	switch inDirective := slices.Contains(handlerWords, written) || slices.Contains(zoneWords, written); {
+	case inDirective:
+		return p.d.Errf("%s belongs in the directive rate_limit of a site; want one of %s here", written, strings.Join(words, ", "))
+	case written == "memcached":
+		return p.d.Errf("unrecognized subdirective %q; want redis <address>, through which instances share limits", written)
+	case nearest(written, words) != "":
+		return p.unrecognized(words)
 	}
-	if joined && slices.Contains(words, name) {
-		return p.d.WrapErr(fmt.Errorf("unrecognized subdirective that begins with %s; want a blank between %s and its value", name, name))
+	name, _, joined := strings.Cut(strings.ReplaceAll(written, ":", "="), "=")
+	if near := nearest(name, words); joined && near != "" {
+		return p.d.Errf("unrecognized subdirective that begins with %s; want the word, a space and its value", near)
 	}
-	if joined || strings.ContainsAny(p.d.Val(), "@/") {
-		return p.d.WrapErr(fmt.Errorf("unrecognized subdirective; want one of %s", strings.Join(words, ", ")))
-	}
-	return p.unrecognized(words)
+	return p.d.Errf("unrecognized subdirective; want one of %s", strings.Join(words, ", "))
 }

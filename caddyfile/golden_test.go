@@ -37,13 +37,7 @@ func (handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.
 
 func init() {
 	caddy.RegisterModule(handler{})
-	httpcaddyfile.RegisterHandlerDirective("rate_limit", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-		c, err := Parse(h)
-		if err != nil {
-			return nil, err
-		}
-		return &handler{Config: *c}, nil
-	})
+	Register(func(c *Config) caddyhttp.MiddlewareHandler { return &handler{Config: *c} })
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 	httpcaddyfile.RegisterGlobalOption("rate_limit", ParseGlobal)
 }
@@ -246,7 +240,7 @@ func describe(rules *Rules) string {
 // describeRest describes what few rules have.
 func describeRest(out *strings.Builder, r *Rule) {
 	if r.Charge != nil {
-		fmt.Fprintf(out, "; charge %s", describePart(r.Charge.text))
+		fmt.Fprintf(out, "; charge %s up to %d", describePart(r.Charge.text), r.MaxCharge)
 	}
 	if r.tier != nil {
 		fmt.Fprintf(out, "; tier %s", describePart(r.tier))

@@ -85,6 +85,11 @@ func (z *zoneCompiler) drafts() ([]draft, error) {
 			field = "max_events"
 		}
 		return nil, z.fail(field, -1, errors.New("limit is written too, and means the same; want limit, or events with window"))
+	case events && z.z.MaxEvents == "" && z.z.Place == "": // in JSON, what is left out was 0 there
+		z.warn("max_events is left out and counts as 0, so that every request is refused; want a number beside window")
+		z.z.MaxEvents = "0"
+		w, err := z.eventsLimit()
+		return []draft{{limits: []written{w}}}, err
 	case events && z.z.MaxEvents == "":
 		return nil, z.fail("window", -1, errors.New("events is missing beside it; want both, or limit instead of them"))
 	case events && z.z.Window == 0:
@@ -106,17 +111,28 @@ func (z *zoneCompiler) eventsLimit() (written, error) {
 	if err != nil {
 		return written{}, z.fail("max_events", -1, err)
 	}
-	if window := time.Duration(z.z.Window); window < time.Millisecond {
-		return written{}, z.fail("window", -1, fmt.Errorf("%v; want 1ms or longer, such as 1m%s", window, nanoseconds(window)))
+	window := time.Duration(z.z.Window)
+	switch {
+	case window < 0:
+		return written{}, z.fail("window", -1, fmt.Errorf("%v; want a duration above zero, such as 1m", window))
+	case window < time.Millisecond:
+		z.warn("window: %v is hardly a limit; want one such as 1m%s", window, nanoseconds(window))
+	}
+	if part := window % time.Microsecond; part > 0 { // time is counted in microseconds
+		window += time.Microsecond - part
 	}
 	z.pending = z.pending || !known
-	return written{known: known, Policy: algorithms.Policy{Quota: quota, Window: time.Duration(z.z.Window)}}, nil
+	return written{known: known, Policy: algorithms.Policy{Quota: quota, Window: window}}, nil
 }
 
 // limits reads limits that all hold.
 func (z *zoneCompiler) limits(field string, texts Texts) ([]written, error) {
 	var list []written
 	for i, text := range texts {
+		if name, found := notGlobal(text); found && field == "limit" {
+			return nil, z.fail(field, i, fmt.Errorf("{%s} has no value at load; want a number, a global placeholder such as {env.LIMIT}, "+
+				"or tier {%s} { … } with a limit for each of its values", name, name))
+		}
 		value, known, err := z.expand(text)
 		if err != nil {
 			return nil, z.fail(field, i, err)
@@ -285,7 +301,33 @@ func parseLimit(text string) (quota int64, window time.Duration, err error) {
 	}
 	window, err = caddy.ParseDuration(per)
 	if err != nil || window <= 0 {
-		return 0, 0, fmt.Errorf("%q: the window is %q; want a duration above zero, such as 1m", text, per)
+		return 0, 0, fmt.Errorf("%q: the window is %q; want a duration above zero, such as %s", text, per, meantWindow(per))
 	}
 	return quota, window, nil
+}
+
+// meantWindow is the duration that a window in another spelling means, or an example.
+func meantWindow(text string) string {
+	word := strings.TrimLeft(text, "0123456789")
+	number := text[:len(text)-len(word)]
+	if number == "" {
+		number = "1"
+	}
+	switch strings.TrimSuffix(strings.ToLower(strings.TrimSpace(word)), "s") {
+	case "sec", "second":
+		return number + "s"
+	case "m", "min", "minute":
+		return number + "m"
+	case "h", "hr", "hour":
+		return number + "h"
+	case "d", "day":
+		return number + "d"
+	case "w", "week":
+		return "7d"
+	case "month":
+		return "30d"
+	case "y", "year":
+		return "365d"
+	}
+	return "1m"
 }

@@ -190,8 +190,11 @@ func unknownPlaceholder(name string) error {
 	if meant == "" {
 		meant = nearest(name, allNames())
 	}
-	if near := nearNamespace(longName(name)); meant == "" && near != name {
+	if near := nearNamespace(longName(name)); meant == "" && near != longName(name) {
 		meant = near
+	}
+	if meant == "" {
+		meant = meantRequest(longName(name))
 	}
 	hint, dotted := "did you mean {"+meant+"}?", strings.Contains(name, ".")
 	toMap := "what map or a plugin sets needs a name with a dot in it, such as {map." + name + "}"
@@ -204,6 +207,25 @@ func unknownPlaceholder(name string) error {
 		hint += " (" + toMap + ")"
 	}
 	return fmt.Errorf("unknown placeholder {%s}; %s", name, hint)
+}
+
+// meantRequest is what is meant by a name of http.request.* whose second word is a plural or another tool's, or that
+// lacks its number; or "".
+func meantRequest(name string) string {
+	rest, _ := strings.CutPrefix(name, "http.request.")
+	for _, list := range requestByNumber {
+		if strings.HasPrefix(rest, list) {
+			return "http.request." + list + "0"
+		}
+	}
+	word, tail, _ := strings.Cut(rest, ".")
+	if word = strings.TrimSuffix(word, "s"); word == "param" || word == "arg" || word == "querie" {
+		word = "query"
+	}
+	if meant := word + "." + tail; slices.Contains([]string{"header", "cookie", "query"}, word) && knownRequestName(strings.TrimPrefix(longName(meant), "http.request.")) {
+		return meant
+	}
+	return ""
 }
 
 // nearNamespace returns a dotted name with its beginning put right, when that is nearly one that Caddy knows,

@@ -6,7 +6,9 @@ package caddyfile
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -33,6 +35,30 @@ func Parse(h httpcaddyfile.Helper) (*Config, error) {
 		p.prefix = "route_zone_" // named routes are adapted apart from the sites, with a count of their own
 	}
 	return p.config, p.directive()
+}
+
+// Register registers the directive as httpcaddyfile.RegisterHandlerDirective does, and looks at the matcher token too.
+func Register(handler func(*Config) caddyhttp.MiddlewareHandler) {
+	httpcaddyfile.RegisterDirective("rate_limit", func(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
+		h.Next()
+		first := ""
+		if h.NextArg() {
+			first = h.Val()
+			h.Prev()
+		}
+		matchers, err := h.ExtractMatcherSet()
+		if err != nil {
+			return nil, err
+		}
+		c, err := Parse(h)
+		if err != nil {
+			return nil, err
+		}
+		if _, _, err := parseLimit("1" + first); err == nil && strings.HasPrefix(first, "/") && len(c.Zones) == 0 {
+			return nil, h.Errf("%q has no quota, so that it is a path matcher; want a limit such as 100%s (is a variable before the / not set?)", first, first)
+		}
+		return h.NewRoute(matchers, handler(c)), nil
+	})
 }
 
 // UnmarshalCaddyfile reads a rate_limit directive where no named matchers are known.
@@ -107,20 +133,27 @@ func (p *parser) firstLine(args []caddyfile.Token) (string, error) {
 	if len(args) == 0 {
 		return "", nil
 	}
+	if slices.ContainsFunc(args, func(t caddyfile.Token) bool { return t.Text == "/" }) {
+		return "", errorAt(args[0], errors.New("spaces around the / of a limit; want it in one word, such as 100/1m"))
+	}
 	if len(args) > 4 {
 		return "", errorAt(args[4], fmt.Errorf("unexpected %q; want [<key>] <limit>, with further limits on a limit line in the block", args[4].Text))
 	}
 	name := p.file.unnamed(p.prefix)
 	z := p.addZone(name, p.written[spot{index: -1}])
-	if len(args) > 2 {
+	if len(args) > 2 { // a 0 was the default there
 		if rate := args[1].Text; !strings.HasSuffix(rate, "r/s") && !strings.HasSuffix(rate, "r/m") {
 			return "", errorAt(args[2], fmt.Errorf("unexpected %q; want [<key>] <limit>, with further limits on a limit line in the block", args[2].Text))
 		}
-		p.config.MaxKeys = Number(args[2].Text)
+		if args[2].Text != "0" {
+			p.config.MaxKeys = Number(args[2].Text)
+		}
 		p.written[spot{"", "max_keys", -1}] = args[2]
 	}
 	if len(args) > 3 {
-		p.config.Status = Number(args[3].Text)
+		if args[3].Text != "0" {
+			p.config.Status = Number(args[3].Text)
+		}
 		p.written[spot{"", "status", -1}] = args[3]
 	}
 	return name, p.keyAndLimit(name, z, args[:min(len(args), 2)])
@@ -168,21 +201,37 @@ func (p *parser) subdirective(first string) error {
 	case "status":
 		return p.number("", "status", &c.Status)
 	case "response":
-		return p.text("", "response", &c.Response)
+		return p.response()
 	case "jitter":
 		return p.number("", "jitter", &c.Jitter)
 	case "log_key":
-		return p.flag("", "log_key", &c.LogKey)
+		return p.repeatedFlag("log_key", &c.LogKey)
 	case "max_keys":
 		return p.number("", "max_keys", &c.MaxKeys)
 	case "sweep_interval":
-		return p.duration("", "sweep_interval", &c.SweepInterval)
+		return p.sweepInterval()
 	case "disable_metrics":
-		return p.flag("", "disable_metrics", &c.DisableMetrics)
+		return p.repeatedFlag("disable_metrics", &c.DisableMetrics)
 	case "distributed", "storage":
 		return p.unsupported(word)
 	}
 	return p.unrecognized(slices.Concat(handlerWords, zoneWords))
+}
+
+// response parses
+//
+//	response problem|error
+func (p *parser) response() error {
+	if err := p.text("", "response", &p.config.Response); err != nil {
+		return err
+	}
+	if _, err := strconv.Atoi(p.config.Response); err == nil {
+		return p.d.Errf("response %s; want status %[1]s for another status; %[2]s", p.config.Response, wantRoute)
+	}
+	for nesting := p.d.Nesting(); p.d.NextBlock(nesting); {
+		return p.d.Errf("unexpected block after response; %s", wantRoute)
+	}
+	return nil
 }
 
 // zone parses
@@ -310,13 +359,34 @@ func (p *parser) matchers(zone, field string, sets *caddyhttp.RawMatcherSets) er
 	}
 	set, err := caddyhttp.ParseCaddyfileNestedMatcherSet(p.d)
 	if err != nil {
-		return errorAt(word, err)
+		return matcherError(word, err)
 	}
-	if len(set) == 0 {
+	if len(set) == 0 && field != "match" { // an empty match is one more way to say every request
 		return errorAt(word, fmt.Errorf("%s has no matcher; want @<name> or matchers in a block", field))
 	}
 	*sets = append(*sets, set)
 	return nil
+}
+
+// matcherError names what is right in place of what is no matcher.
+func matcherError(word caddyfile.Token, err error) error {
+	if !strings.Contains(err.Error(), "module not registered") {
+		return errorAt(word, err)
+	}
+	_, name, _ := strings.Cut(err.Error(), "matcher module '")
+	name, _, _ = strings.Cut(name, "'")
+	want := "matchers such as path /x, or @<name>"
+	_, notPrefix := netip.ParsePrefix(name)
+	_, notAddress := netip.ParseAddr(name)
+	switch {
+	case strings.HasPrefix(name, "/"):
+		want = word.Text + " path " + name
+	case notPrefix == nil || notAddress == nil:
+		want = word.Text + " client_ip " + name
+	case name == strings.ToUpper(name):
+		want = word.Text + " method " + name
+	}
+	return errorAt(word, fmt.Errorf("%q is not a matcher; want %s", name, want))
 }
 
 // limit parses, any number of times:
@@ -381,15 +451,21 @@ func (p *parser) concurrency(zone string, z *Zone) error {
 
 // charge parses
 //
-//	charge <placeholder>
+//	charge <placeholder> [max <n>]
 func (p *parser) charge(zone string, z *Zone) error {
-	if err := p.text(zone, "charge", &z.Charge); err != nil {
+	if err := p.arg(zone, "charge", &z.Charge); err != nil {
 		return err
 	}
 	if z.Charge == "" {
 		return p.d.Errf("charge is empty; want a placeholder such as {http.response.header.X-Tokens-Used}")
 	}
-	return nil
+	if !p.d.NextArg() {
+		return nil
+	}
+	if p.d.Val() != "max" {
+		return p.d.Errf("unexpected %q; want charge <placeholder> [max <n>]", p.d.Val())
+	}
+	return p.number(zone, "charge_max", &z.ChargeMax)
 }
 
 // count parses
@@ -429,6 +505,9 @@ func (p *parser) tier(zone string, z *Zone) error {
 	}
 	for nesting := p.d.Nesting(); p.d.NextBlock(nesting); {
 		field, tier := "tier.default", &Tier{}
+		if slices.Contains(zoneWords, p.d.Val()) {
+			return p.d.Errf("%s within tier; want it in the zone, beside tier, for all plans", p.d.Val())
+		}
 		if p.d.Val() == "default" {
 			if first, ok := p.written[spot{zone, field, -1}]; ok {
 				return p.d.Errf("default is written twice, first at %s; want it once", placeOf(first))
@@ -444,6 +523,9 @@ func (p *parser) tier(zone string, z *Zone) error {
 			if p.d.Val() == "unlimited" {
 				tier.Unlimited = true
 				continue
+			}
+			if slices.Contains(zoneWords, p.d.Val()) {
+				return p.d.Errf("%s within a plan; want it in the zone, beside tier, for all plans", p.d.Val())
 			}
 			p.note(zone, field+".limit", len(tier.Limit))
 			tier.Limit = append(tier.Limit, p.d.Val())
@@ -549,7 +631,7 @@ func (p *parser) durationArg(zone, field string, to *caddy.Duration) error {
 func (p *parser) parseDuration(field, text string) (caddy.Duration, error) {
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return 0, p.d.Errf("%s %q; want a duration above zero, such as 1m", word(field), text)
+		return 0, p.d.Errf("%s %q; want a duration above zero, such as 1m", word(field), harmless(text))
 	}
 	return caddy.Duration(d), nil
 }
@@ -557,7 +639,7 @@ func (p *parser) parseDuration(field, text string) (caddy.Duration, error) {
 // end refuses further arguments.
 func (p *parser) end(field string) error {
 	if p.d.NextArg() {
-		return p.d.Errf("unexpected %q; %s has one value", p.d.Val(), word(field))
+		return p.d.Errf("unexpected %q; %s has one value", harmless(p.d.Val()), word(field))
 	}
 	return nil
 }
@@ -570,6 +652,26 @@ func (p *parser) flag(zone, field string, to *bool) error {
 		return p.d.Errf("unexpected %q; %s has no value", p.d.Val(), word(field))
 	}
 	*to = true
+	return nil
+}
+
+// repeatedFlag parses a flag of caddy-ratelimit, which takes it any number of times.
+func (p *parser) repeatedFlag(field string, to *bool) error {
+	delete(p.written, spot{"", field, -1})
+	return p.flag("", field, to)
+}
+
+// sweepInterval parses a duration that may be 0, which is the default.
+func (p *parser) sweepInterval() error {
+	var text string
+	if err := p.text("", "sweep_interval", &text); err != nil {
+		return err
+	}
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d < 0 {
+		return p.d.Errf("sweep_interval %q; want a duration, such as 1m", text)
+	}
+	p.config.SweepInterval = caddy.Duration(d)
 	return nil
 }
 
@@ -591,8 +693,50 @@ func (p *parser) unrecognized(words []string) error {
 	if p.d.Val() == "{" {
 		return p.d.Errf("unexpected block")
 	}
+	if hint := mistakenWords[p.d.Val()]; hint != "" {
+		return p.d.Errf("unrecognized subdirective %q; %s", p.d.Val(), hint)
+	}
+	if slices.Contains(directives, p.d.Val()) {
+		return p.d.Errf("unrecognized subdirective %q, which is a directive of Caddy's; want a } before it that ends the block", p.d.Val())
+	}
 	return p.d.Errf("unrecognized subdirective %q%s", p.d.Val(), didYouMean(p.d.Val(), words...))
 }
+
+// directives are those of Caddy that stand behind rate_limit where a closing brace was forgotten.
+var directives = strings.Fields(`
+	abort acme_server basic_auth bind copy_response encode file_server forward_auth fs handle handle_errors handle_path import
+	intercept invoke log map metrics php_fastcgi push redir request_body request_header respond reverse_proxy rewrite root route
+	templates tls tracing try_files uri vars`)
+
+// mistakenWords says what is meant by words of other tools, of other places in a Caddyfile, and of JSON.
+var mistakenWords = map[string]string{
+	"requests": "want limit 5/1m, or events 5 with window 1m", "max_requests": "want limit 5/1m, or events 5 with window 1m",
+	"max_events": "that is the word in JSON; want events 5 with window 1m, or limit 5/1m",
+	"rate":       "want limit 1/s", "rps": "want limit 1/s", "interval": "want limit 5/1m, or events 5 with window 1m",
+	"period": "want limit 5/1m, or events 5 with window 1m", "per": "want limit 5/1m",
+	"path": wantMatch, "match_path": wantMatch, "method": wantMatch, "methods": wantMatch, "matches": wantMatch, "matcher": wantMatch,
+	"host": wantMatch, "header": wantMatch, "remote_ip": wantMatch, "client_ip": wantMatch, "paths": wantMatch, "not": wantMatch,
+	"whitelist": wantExempt, "allowlist": wantExempt, "allow": wantExempt, "bypass": wantExempt, "exclude": wantExempt,
+	"except": wantExempt, "skip": wantExempt, "ignore": wantExempt,
+	"blacklist": "want Caddy's respond @<matcher> 403, or ban <duration> after <n>/<window> for clients that are refused too often",
+	"deny":      "want Caddy's respond @<matcher> 403, or ban <duration> after <n>/<window> for clients that are refused too often",
+	"redis":     "redis belongs in the global options, rate_limit { redis <address> }, and store redis in a zone",
+	"memcached": "instances share limits through redis <address> in the global option rate_limit", "backend": wantStore,
+	"storage_backend": wantStore, "fleet_size": "fleet_size belongs in the global option rate_limit, beside redis",
+	"nodelay":  "want algorithm leaky_bucket with burst <n>, which refuses at once; queue <n> makes requests wait",
+	"by":       "want key <text>, such as key {client_ip}",
+	"identity": "want key <text>, such as key {client_ip}", "identifier": "want key <text>, such as key {client_ip}",
+	"status_code": "want status <code> in rate_limit itself", "reject_status": "want status <code> in rate_limit itself",
+	"zone_size": "want max_keys <n> in rate_limit itself",
+	"message":   wantRoute, "body": wantRoute, "on_limit": wantRoute, "error": wantRoute,
+}
+
+const (
+	wantMatch  = "want match { path /x } or match @<name>, or a matcher after the word rate_limit"
+	wantExempt = "want exempt { client_ip 10.0.0.0/8 } or exempt @<name>"
+	wantStore  = "want store local or redis, with rate_limit { redis <address> } in the global options"
+	wantRoute  = "a body of one's own is written in handle_errors 429 { … }"
+)
 
 // once notes a setting that may be written once.
 func (p *parser) once(zone, field string) error {
@@ -614,6 +758,8 @@ func word(field string) string {
 		return "redis"
 	case "max_events":
 		return "events"
+	case "charge_max":
+		return "charge max"
 	case "rate_limits":
 		return "rate_limit"
 	case "queue.size", "concurrency.max", "count.status", "count.not_status", "ban.durations":

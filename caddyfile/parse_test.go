@@ -116,7 +116,7 @@ func TestNumberAndTexts(t *testing.T) {
 		var c Config
 		if err := json.Unmarshal([]byte(in), &c); err == nil {
 			t.Errorf("%s is taken", in)
-		} else if !strings.Contains(err.Error(), "want") || !strings.Contains(err.Error(), "Go struct field") {
+		} else if !strings.Contains(err.Error(), "want") || !strings.Contains(err.Error(), ": ") {
 			t.Errorf("%s: %v", in, err)
 		}
 	}

@@ -5,6 +5,7 @@ package caddyfile
 import (
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -27,6 +28,8 @@ type Rule struct {
 	Cost     Cost
 	// Charge is the total that a request costs, known after its response, of which Cost was reserved; nil: Cost is all.
 	Charge *Cost
+	// MaxCharge is the most that Charge may say; more is a mistake that would lock the client out.
+	MaxCharge int64
 	// Count says which responses count; nil: all.
 	Count *Count
 	// Ban is what refusals and counted failures earn; nil: nothing.
@@ -98,7 +101,7 @@ func (r *Rule) Settings() string {
 			s.WriteString("unlimited, ")
 		}
 		for _, l := range plan.Limits {
-			s.WriteString(describeLimit(l.Policy) + ", ")
+			s.WriteString(DescribeLimit(l.Policy) + ", ")
 		}
 	}
 	fmt.Fprintf(&s, "max_keys %d, store %v", r.maxKeys, r.Store)
@@ -108,8 +111,25 @@ func (r *Rule) Settings() string {
 	return s.String()
 }
 
-// describeLimit is the limit in the operator's words.
-func describeLimit(p algorithms.Policy) string {
+// Difference returns what two rules' [Rule.Settings] do not have in common.
+func Difference(a, b string) (onlyA, onlyB string) {
+	x, y := strings.Split(a, ", "), strings.Split(b, ", ")
+	only := func(list, other []string) string {
+		list = slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(other, s) })
+		if len(list) == 0 {
+			return "no more"
+		}
+		return strings.Join(list, ", ")
+	}
+	onlyA, onlyB = only(x, y), only(y, x)
+	if onlyA == onlyB { // the same in another order
+		return a, b
+	}
+	return onlyA, onlyB
+}
+
+// DescribeLimit is the limit in the operator's words.
+func DescribeLimit(p algorithms.Policy) string {
 	text := fmt.Sprintf("%v %d/%s", p.Algorithm, p.Quota, shortWindow(p.Window))
 	switch {
 	case p.Algorithm == algorithms.Concurrency && p.Window == algorithms.MaxWindow:

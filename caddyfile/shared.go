@@ -208,7 +208,7 @@ func (s *sharedCompiler) database(r *Redis) error {
 	if db == "" {
 		return nil
 	}
-	n, _, err := s.integer(db, 0, mostDatabase)
+	n, err := s.number(db, 0, mostDatabase)
 	if err == nil && n != 0 && s.out.Options.Mode == redisstore.Cluster {
 		err = fmt.Errorf("database %d, but a cluster has only 0; want 0, or leave it out", n)
 	}
@@ -217,6 +217,15 @@ func (s *sharedCompiler) database(r *Redis) error {
 	}
 	s.out.Options.DB = int(n)
 	return nil
+}
+
+// number is integer for what stands beside secrets: the error does not quote what may be one, such as password=….
+func (s *sharedCompiler) number(n Number, least, most int64) (int64, error) {
+	value, _, err := s.integer(n, least, most)
+	if err != nil && harmless(string(n)) != string(n) {
+		return 0, fmt.Errorf("want a whole number from %d to %d", least, most)
+	}
+	return value, err
 }
 
 // numbers reads the settings that have bounds.
@@ -238,7 +247,7 @@ func (s *sharedCompiler) numbers(r *Redis) error {
 		if f.n == "" {
 			continue
 		}
-		n, _, err := s.integer(f.n, 1, f.most)
+		n, err := s.number(f.n, 1, f.most)
 		if err != nil {
 			return s.g.fail(f.field, -1, err)
 		}

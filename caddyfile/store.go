@@ -42,7 +42,7 @@ func (z *zoneCompiler) store() error {
 	case "redis":
 		z.out.Store = StoreRedis
 	default:
-		return z.fail("store", -1, fmt.Errorf("%q%s; want local or redis", word, didYouMean(word, "local", "redis")))
+		return z.fail("store", -1, fmt.Errorf("%q%s; want local or redis", harmless(word), didYouMean(word, "local", "redis")))
 	}
 	switch word := z.z.OnStoreError; word {
 	case "":

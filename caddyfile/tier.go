@@ -47,8 +47,8 @@ func (z *zoneCompiler) tiers() (drafts []draft, err error) {
 	for i, v := range t.Values {
 		field := tierField(i)
 		switch {
-		case !zoneName.MatchString(v.Value):
-			return nil, z.fail(field, -1, fmt.Errorf("value %q; want letters, digits, and any of _ . -", v.Value))
+		case checkName(v.Value) != nil:
+			return nil, z.fail(field, -1, fmt.Errorf("value %q; %w", v.Value, checkName(v.Value)))
 		case v.Value == tierDefault:
 			return nil, z.fail(field, -1, fmt.Errorf("value %q is how clients see the plan of all others; want another", v.Value))
 		case slices.ContainsFunc(drafts, func(d draft) bool { return d.tier == v.Value }):

@@ -36,11 +36,21 @@ func (z *zoneCompiler) warn(format string, args ...any) {
 }
 
 func (z *zoneCompiler) rule() (*Rule, error) {
-	if !zoneName.MatchString(z.name) {
-		return nil, z.fail("", -1, fmt.Errorf("name %q; want letters, digits, and any of _ . -", z.name))
+	if err := checkName(z.name); err != nil {
+		return nil, z.fail("", -1, fmt.Errorf("name %q; %w", z.name, err))
 	}
 	if z.z == nil {
 		return nil, z.fail("", -1, errors.New("null; want a zone with a limit"))
+	}
+	for _, set := range z.z.MatchRaw {
+		if len(set) == 0 {
+			z.warn("match without a matcher is every request; want matchers in it, or leave it out")
+		}
+	}
+	for i, set := range z.z.ExemptRaw {
+		if len(set) == 0 {
+			return nil, z.fail("exempt", i, errors.New("no matcher, so that every request would be exempt; want one such as client_ip"))
+		}
 	}
 	z.out = &Rule{Zone: z.name, DryRun: z.z.DryRun, Place: z.z.Place, maxKeys: z.maxKeys}
 	for _, step := range []func() error{z.plans, z.keys, z.cost, z.charge, z.count, z.ban, z.enforce, z.store} {

@@ -1,6 +1,7 @@
 package fields
 
 import (
+	"encoding/json"
 	"math"
 	"net/http"
 	"slices"
@@ -154,10 +155,36 @@ func TestF20Window(t *testing.T) {
 	}
 }
 
+// G08: whatever a name holds, fields and bodies are well-formed and name it alike.
 func TestNamesCannotBreakOut(t *testing.T) {
-	p := NewPolicy("a\"\\\r\né b", fixed(t, 1, time.Second))
-	if want := `"a_______b";q=1;w=1`; p.item != want {
-		t.Errorf("%s, want %s", p.item, want)
+	for name, want := range map[string]string{
+		"a\"\\\r\né b":  `"a\"\\%0D%0A%C3%A9 b";q=1;w=1`,
+		"api/v1":        `"api/v1";q=1;w=1`,
+		"a, b;c=1":      `"a, b;c=1";q=1;w=1`,
+		"*.example.com": `"*.example.com";q=1;w=1`,
+		"50%":           `"50%";q=1;w=1`,
+	} {
+		p := NewPolicy(name, fixed(t, 1, time.Second))
+		if p.item != want {
+			t.Errorf("%s, want %s", p.item, want)
+		}
+		set := NewSet(Default, 429, p)
+		applied := []Applied{{0, &algorithms.Outcome{Retry: time.Second, Next: time.Second}}}
+		var body struct {
+			Names []string `json:"violated-policies"`
+		}
+		if err := json.Unmarshal(set.Problem(applied), &body); err != nil || !slices.Equal(body.Names, []string{Name(name)}) {
+			t.Errorf("%s: violated %q: %v", name, body.Names, err)
+		}
+		h, sc := make(http.Header), new(Scratch)
+		set.Write(h, sc, applied, time.Time{})
+		checkFields(t, h)
+		if got := list(t, h, "RateLimit")[0].Value; got != Name(name) {
+			t.Errorf("%s: RateLimit names %q", name, got)
+		}
+		if Retract(h, sc, name); len(h) > 0 {
+			t.Errorf("%s: not retracted: %v", name, h)
+		}
 	}
 }
 

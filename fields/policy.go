@@ -3,8 +3,10 @@ package fields
 // One limit as it stands on the wire: the texts that never change, written once at load.
 
 import (
+	"fmt"
 	"math/bits"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -16,6 +18,7 @@ const MaxInteger = 999_999_999_999_999
 // Policy is a limit under the name that clients see.
 type Policy struct {
 	name     string
+	quoted   string // as a String of Structured Fields, and of JSON
 	capacity int64
 	item     string // of RateLimit-Policy: "api";q=100;w=60
 	limit    string // how the item of RateLimit begins: "api";r=
@@ -23,16 +26,17 @@ type Policy struct {
 	inFlight bool   // counts units in flight, which the older families have no way to say
 }
 
-// NewPolicy prepares the texts of a limit. Names are checked where they are configured; a byte that may not
-// stand in one (outside letters, digits and _.-) becomes an underscore here, so that no name can break a field.
+// NewPolicy prepares the texts of a limit. Any name makes a well-formed field, see [Name].
 func NewPolicy(name string, l *algorithms.Limit) Policy {
-	name = safe(name)
+	name = Name(name)
+	quoted := quote(name)
 	q := strconv.FormatInt(clamp(l.Capacity), 10)
 	p := Policy{
 		name:     name,
+		quoted:   quoted,
 		capacity: l.Capacity,
-		item:     `"` + name + `";q=` + q,
-		limit:    `"` + name + `";r=`,
+		item:     quoted + `;q=` + q,
+		limit:    quoted + `;r=`,
 		inFlight: l.Algorithm == algorithms.Concurrency,
 	}
 	if p.inFlight {
@@ -107,20 +111,20 @@ func seconds(d time.Duration) int64 {
 
 func clamp(n int64) int64 { return max(0, min(n, MaxInteger)) }
 
-func safe(name string) string {
-	ok := func(c byte) bool {
-		return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '.' || c == '-'
-	}
+// Name is the name that clients see: what is not printable ASCII is percent-encoded. A percent sign stays as it is.
+func Name(name string) string {
+	var out []byte
 	for i := range len(name) {
-		if !ok(name[i]) {
-			b := []byte(name)
-			for j := range b {
-				if !ok(b[j]) {
-					b[j] = '_'
-				}
-			}
-			return string(b)
+		if c := name[i]; c < ' ' || c > '~' {
+			out = fmt.Appendf(out, "%%%02X", c)
+		} else {
+			out = append(out, c)
 		}
 	}
-	return name
+	return string(out)
+}
+
+// quote writes a printable ASCII text as a String of Structured Fields (RFC 9651, section 3.3.3), which is one in JSON too.
+func quote(text string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text) + `"`
 }

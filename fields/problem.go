@@ -28,7 +28,7 @@ type problem struct {
 func newProblem(kind, title string, status int, policies []Policy) problem {
 	p := problem{head: head(kind, title, status) + `,"violated-policies":[`}
 	for i := range policies {
-		p.one = append(p.one, []byte(p.head+`"`+policies[i].name+`"]}`))
+		p.one = append(p.one, []byte(p.head+policies[i].quoted+`]}`))
 	}
 	return p
 }
@@ -64,8 +64,7 @@ func (s *Set) violated(p *problem, applied []Applied) []byte {
 		if len(body) > len(p.head) {
 			body = append(body, ',')
 		}
-		// names are safe: they need no escaping in JSON
-		body = append(append(append(body, '"'), s.policies[applied[i].Policy].name...), '"')
+		body = append(body, s.policies[applied[i].Policy].quoted...)
 	}
 	return append(body, "]}"...)
 }

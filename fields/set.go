@@ -97,16 +97,20 @@ func (s *Set) Write(h http.Header, sc *Scratch, applied []Applied, now time.Time
 // Retract takes out what another handler of the same request has written of policies, because what was true then is not
 // any more.
 func Retract(h http.Header, sc *Scratch, names ...string) {
+	begins := make([]string, len(names))
+	for i, name := range names {
+		begins[i] = quote(Name(name)) + ";"
+	}
 	for family := range oneValues {
-		if was := sc.shown(h, family); was != nil && slices.Contains(names, was.name) {
+		if was := sc.shown(h, family); was != nil && slices.Contains(begins, quote(was.name)+";") {
 			oneValues[family].remove(h)
 		}
 	}
 	for _, key := range []string{keyPolicy, keyLimit} {
 		var kept []string
 		for _, line := range h[key] {
-			items := slices.DeleteFunc(strings.Split(line, ", "), func(item string) bool {
-				return slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(item, `"`+name+`";`) })
+			items := slices.DeleteFunc(splitItems(line), func(item string) bool {
+				return slices.ContainsFunc(begins, func(begin string) bool { return strings.HasPrefix(item, begin) })
 			})
 			if len(items) > 0 {
 				kept = append(kept, strings.Join(items, ", "))
@@ -116,6 +120,23 @@ func Retract(h http.Header, sc *Scratch, names ...string) {
 			h[key] = kept
 		}
 	}
+}
+
+// splitItems splits a list at its commas, those within strings left alone.
+func splitItems(line string) (items []string) {
+	start, quoted := 0, false
+	for i := 0; i < len(line); i++ {
+		switch c := line[i]; {
+		case c == '"':
+			quoted = !quoted
+		case c == '\\' && quoted:
+			i++
+		case c == ',' && !quoted:
+			items = append(items, strings.TrimSpace(line[start:i]))
+			start = i + 1
+		}
+	}
+	return append(items, strings.TrimSpace(line[start:]))
 }
 
 // tighter compares as the function of that name does; what was not asked is looser than everything.
