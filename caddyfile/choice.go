@@ -80,8 +80,8 @@ func (c *choice) query(dst []byte, raw, name string) []byte {
 
 func (s *readings) parameter(pair, name string) {
 	key, value, _ := strings.Cut(pair, "=")
-	if key != "" && isParameter(decode(key, true), name) {
-		s.add(decode(value, true))
+	if key != "" && isParameter(percentDecoded(key, true), name) {
+		s.add(percentDecoded(value, true))
 	}
 }
 
@@ -127,7 +127,7 @@ func cookieText(text string) string {
 			text = unquote(text)
 		}
 	}
-	return decode(text, false)
+	return percentDecoded(text, false)
 }
 
 // unquote resolves \" and \101.
@@ -149,8 +149,8 @@ func unquote(text string) string {
 
 func isOctal(text string) bool { return strings.Trim(text, "01234567") == "" }
 
-// decode resolves percent encoding and, in a form, the + for a blank. What is malformed stays as it is.
-func decode(text string, form bool) string {
+// percentDecoded resolves percent encoding and, in a form, the + for a blank. What is malformed stays as it is.
+func percentDecoded(text string, form bool) string {
 	if strings.IndexByte(text, '%') < 0 && !(form && strings.IndexByte(text, '+') >= 0) {
 		return text
 	}
