@@ -12,6 +12,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/caddyserver/caddy/v2"
+
 	"github.com/caddy-sluice/sluice"
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
@@ -131,7 +133,7 @@ func TestReloadEndsAnOutage(t *testing.T) {
 	s.mustLoad(config("guess"))
 	eventually(t, 10*time.Second, "the next outage", func() bool { s.get("/"); return len(logged(t, downLine)) == 2 })
 	s.mustLoad(config("right"))
-	eventually(t, 20*time.Second, "the return", func() bool { return len(logged(t, upLine)) == 1 })
+	eventually(t, 20*time.Second, "the return", func() bool { s.get("/"); return len(logged(t, upLine)) == 1 })
 	var got []string
 	eventually(t, 10*time.Second, "the events", func() bool {
 		for _, e := range events() {
@@ -141,6 +143,23 @@ func TestReloadEndsAnOutage(t *testing.T) {
 	})
 	if got[2] != "rate_limit_store_up" || s.metric(`caddy_rate_limit_store_up{store="redis"}`) != 1 {
 		t.Error(got)
+	}
+}
+
+// What a dead store leaves is no word about another: a store that was never down does not say that it is up again.
+func TestAStoreThatWasNeverDownDoesNotReturn(t *testing.T) {
+	t.Cleanup(sluice.Linger(20 * time.Millisecond))
+	s := serve(t, sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 1s", "zone z 1000/1h"))
+	eventually(t, 10*time.Second, "the outage", func() bool { s.get("/"); return len(logged(t, downLine)) == 1 })
+	if err := caddy.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	s.mustLoad(sharing(redistest.Start(t).Addr, "timeout 1s", "zone z 1000/1h"))
+	for range 10 {
+		s.pass(1, "/")
+	}
+	if lines := logged(t, upLine); len(lines) > 0 {
+		t.Error(lines)
 	}
 }
 
