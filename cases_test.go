@@ -184,7 +184,7 @@ func TestF26HeaderValues(t *testing.T) {
 	s := serve(t, ":80 {\n rate_limit {header.X-API-Key} 1/1h\n respond ok\n}")
 	s.pass(1, "/", "X-API-Key", "a")
 	s.refused("/", "x-aPi-kEy", "a")
-	s.pass(1, "/", "X-Api-Key", "A") // values are compared as they are
+	s.pass(1, "/", "X-Api-Key", "A")                   // values are compared as they are
 	s.refused("/", "X-Api-Key", "a", "X-Api-Key", "b") // each value is charged, whichever the backend reads
 	s.pass(1, "/", "X-Api-Key", "c", "x-api-key", "b")
 	s.refused("/", "X-Api-Key", "b")

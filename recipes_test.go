@@ -86,6 +86,39 @@ func loginSite(attempts *atomic.Int64) http.HandlerFunc {
 	}
 }
 
+// G20: what frameworks serve as /login is counted as /login.
+func TestRecipeLoginCatchesOtherSpellings(t *testing.T) {
+	var attempts atomic.Int64
+	s := serve(t, recipe(t, "login.md", 0, upstream(t, loginSite(&attempts)), "{\n\tlog rate_limit", "{\n\tlog rate_limit"))
+	for i, path := range []string{"/login/", "/login/x", "/login;x", "/login%2f", "//LOGIN", "/login"} {
+		want := map[bool]int{true: 401, false: 429}[i < 5]
+		if a := s.post(path, "user=bob&password=wrong", "Content-Type", "application/x-www-form-urlencoded"); a.StatusCode != want {
+			t.Errorf("%s: %s, want %d", path, a.Status, want)
+		}
+	}
+}
+
+// G19: the pattern for JSON that the page names tells users apart.
+func TestRecipeLoginReadsJSON(t *testing.T) {
+	page, err := os.ReadFile("docs/login.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile("For JSON the line is `` (.*) ``").FindSubmatch(page)
+	if line == nil {
+		t.Fatal("the page names no pattern for JSON")
+	}
+	dial := upstream(t, func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(http.StatusUnauthorized) })
+	s := serve(t, recipe(t, "login.md", 0, dial, "~(?:^|&)user=([^&]*) ${1}", string(line[1])))
+	wrong := func(user string) func() answer {
+		return func() answer {
+			return s.post("/login", `{"password": "wrong", "user" : "`+user+`"}`, "Content-Type", "application/json")
+		}
+	}
+	statuses(t, []int{401, 401, 401, 401, 401, 429}, wrong("bob"))
+	statuses(t, []int{401}, wrong("ann"))
+}
+
 func TestRecipeLogin(t *testing.T) {
 	c := useClock(t)
 	var attempts atomic.Int64
