@@ -270,6 +270,11 @@ func (a *App) sweepEvery(d time.Duration) {
 // Start begins to sweep, and to look at the shared store. There is one goroutine per config, none per zone or key.
 func (a *App) Start() error {
 	a.sayFreshStarts()
+	for _, z := range a.open() {
+		if z.first.Store != caddyfile.StoreRedis {
+			z.counters.Expect(slices.Collect(z.first.AllLimits())...)
+		}
+	}
 	if a.redis != nil {
 		a.run()
 	}

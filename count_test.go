@@ -212,9 +212,10 @@ func TestWhichResponsesCount(t *testing.T) {
 	}
 }
 
-// H06: who closes one half of the connection after asking fails all the same: the status is known, whoever still listens.
+// H06: a client that closes one half of its connection after asking earns its ban all the same: the status is known, whoever
+// still listens.
 func TestAFailureCountsWhoeverStillListens(t *testing.T) {
-	s := serve(t, ":80 {\n route {\n rate_limit {\n zone login 2/15m {\n count status 401\n }\n }\n"+
+	s := serve(t, ":80 {\n route {\n rate_limit {\n zone login 9/15m {\n count status 401\n ban 1h after 2/1h\n }\n }\n"+
 		" basic_auth {\n bob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n }\n respond ok\n }\n}")
 	for range 2 {
 		conn, err := net.Dial("tcp", s.addr())

@@ -243,33 +243,40 @@ func (h *Handler) ask(q *question) error {
 		if q.record.knows(rule) {
 			continue // a re-entry: a rule charges a request at most once
 		}
-		plan, key, ok, err := q.meets(rule)
-		if err != nil && !rule.DryRun { // a dry run never refuses, not even for want of a key
+		var met keys
+		plan, err := q.meets(rule, &met)
+		if err != nil {
+			if rule.DryRun || met.n > 0 && !rule.Enforces(met.list[0]) {
+				continue // a dry run never refuses, not even for want of a key
+			}
 			return err
 		}
-		if ok && err == nil {
-			q.charge(rule, plan, key, h.cost(rule, q.r))
+		if met.n == 0 {
+			continue
+		}
+		cost := h.cost(rule, q.r)
+		for i, key := range met.list[:met.n] {
+			q.charge(rule, plan, key, cost, i > 0)
 		}
 	}
 	return nil
 }
 
-// meets returns the plan and the key under which the request meets the rule; ok is false if the rule does not limit it.
-func (q *question) meets(r *rule) (p *plan, key string, ok bool, err error) {
+// meets returns the plan, and the keys under which the request meets the rule; none if the rule does not limit it.
+func (q *question) meets(r *rule, met *keys) (*plan, error) {
 	limits, exempt, err := r.about(q.r)
 	if exempt {
 		r.metrics.Count(telemetry.Exempt, 0)
 	}
 	if !limits || err != nil {
-		return nil, "", false, err
+		return nil, err
 	}
-	p = r.plans[r.PlanOf(q.r)]
+	p := r.plans[r.PlanOf(q.r)]
 	if len(p.Limits) == 0 { // unlimited
 		r.metrics.Count(telemetry.Exempt, 0)
-		return nil, "", false, nil
+		return nil, nil
 	}
-	key, ok, err = q.key(r)
-	return p, key, ok, err
+	return p, q.expand(r.Key, r.Fallback, met)
 }
 
 // about reports whether the rule limits the request, or would if it were not exempt.
@@ -306,12 +313,14 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 			continue
 		}
 		a.retract(w.Header(), q.record)
-		for i := range a.plan.Limits {
+		for i, limit := range a.plan.Limits {
 			told := fields.Applied{Policy: a.plan.policy + i}
 			if o := a.told(i); o.Asked() {
 				told.Outcome = o
 			}
-			q.applied = append(q.applied, told)
+			if !a.also || !q.tighten(told, limit) {
+				q.applied = append(q.applied, told)
+			}
 		}
 	}
 	var now time.Time
@@ -324,8 +333,10 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 // count adds the decision to the metrics of the rules that were asked, and reports what dry runs would have refused.
 func (h *Handler) count(q *question, passed bool, took time.Duration) {
 	for n := range q.asked {
-		a := &q.asked[n]
-		limit, refused := a.refusedBy()
+		if q.asked[n].also {
+			continue // counted with the rule's first key
+		}
+		a, limit, refused := q.worst(n)
 		refused = refused || a.denied
 		if !refused && !a.outcome(0).Asked() && !a.allowed {
 			continue // nobody knows what it would have said

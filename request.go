@@ -4,7 +4,9 @@ package sluice
 // and the record of answers, which lives as long as the request and its response.
 
 import (
+	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +17,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/caddyfile"
 	"github.com/caddy-sluice/sluice/fields"
 	"github.com/caddy-sluice/sluice/leaky"
 	"github.com/caddy-sluice/sluice/telemetry"
@@ -32,7 +35,7 @@ type question struct {
 	local, shared, share batch
 	fields               *fields.Set // what the limits that decided look like to clients
 	applied              []fields.Applied
-	keys                 []byte // the bytes of the charges' keys
+	bytes                []byte // of the charges' keys
 }
 
 // batch is the charges that one store decides at one instant.
@@ -51,6 +54,8 @@ type asked struct {
 	batch   *batch
 	first   int
 	key     string // valid until release
+	// also: the request has several keys under the rule, and this is not the first.
+	also bool
 	// again: another rule of the zone was asked before, and told the client what is left.
 	again bool
 	// enforced: it may refuse the request; else it is a dry run.
@@ -83,9 +88,9 @@ const maxPooled = 4096
 func (q *question) release() {
 	clear(q.asked)
 	clear(q.applied)
-	q.r, q.vars, q.record, q.fields, q.asked, q.applied, q.keys = nil, nil, nil, nil, q.asked[:0], q.applied[:0], q.keys[:0]
-	if cap(q.keys) > maxPooled {
-		q.keys = nil
+	q.r, q.vars, q.record, q.fields, q.asked, q.applied, q.bytes = nil, nil, nil, nil, q.asked[:0], q.applied[:0], q.bytes[:0]
+	if cap(q.bytes) > maxPooled {
+		q.bytes = nil
 	}
 	q.local.reset()
 	q.shared.reset()
@@ -107,24 +112,55 @@ func (b *batch) add(c algorithms.Charge) {
 // refused reports whether the batch was refused, so that nothing was taken.
 func (b *batch) refused() bool { return algorithms.Binding(b.charges, b.outcomes) >= 0 }
 
-// key expands the rule's key, or its fallback when that expands to nothing. ok is false when the rule
-// does not limit such a request. The text is valid until release.
-func (q *question) key(r *rule) (key string, ok bool, err error) {
-	start := len(q.keys)
-	q.keys, ok, err = r.Key.Append(q.keys, q.r)
-	if err == nil && !ok && r.Fallback != nil {
-		// What the fallback expands to is used even if that is nothing, as for a unix socket: one counter for those.
-		q.keys, _, err = r.Fallback.Append(q.keys[:start], q.r)
-		ok = true
-	}
-	b := q.keys[start:]
-	// Safe because these bytes do not change before release: a later key is appended behind them, and the store
-	// keeps no key. It saves an allocation on every request.
-	return unsafe.String(unsafe.SliceData(b), len(b)), ok, err
+// keys are those of one request under one rule. All but few requests have one, see [caddyfile.MaxKeys].
+type keys struct {
+	list [caddyfile.MaxKeys]string // valid until release
+	n    int
 }
 
-// charge adds the charges of a rule, one for each of the plan's limits, behind those that a ban needs.
-func (q *question) charge(r *rule, p *plan, key string, cost int64) {
+// add notes a key unless it is known, and reports whether there was room for it.
+func (k *keys) add(key string) bool {
+	switch {
+	case k.n > 0 && slices.Contains(k.list[:k.n], key):
+		return true
+	case k.n == len(k.list):
+		return false
+	}
+	k.list[k.n] = key
+	k.n++
+	return true
+}
+
+// expand adds the keys of the request, in place of those that expand to nothing the fallback's; none when the rule does not limit
+// such a request. The error is an HTTP status.
+func (q *question) expand(k, fallback *caddyfile.Key, to *keys) error {
+	for nth, of := 0, 1; nth < of; nth++ {
+		start, ok, err := len(q.bytes), false, error(nil)
+		q.bytes, ok, of, err = k.Append(q.bytes, q.r, nth)
+		switch {
+		case err != nil:
+		case ok:
+			b := q.bytes[start:]
+			// Safe because these bytes do not change before release: a later key is appended behind them, and the store
+			// keeps no key. It saves an allocation on every request.
+			if !to.add(unsafe.String(unsafe.SliceData(b), len(b))) || of > caddyfile.MaxKeys {
+				return caddyhttp.Error(http.StatusBadRequest, errManyValues)
+			}
+		case fallback != nil:
+			q.bytes = q.bytes[:start]
+			err = q.expand(fallback, nil, to)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var errManyValues = fmt.Errorf("a header, cookie or query parameter that the rate limit's key reads has more than %d values", caddyfile.MaxKeys)
+
+// charge adds the charges of a rule under a key, one for each of the plan's limits, behind those that a ban needs.
+func (q *question) charge(r *rule, p *plan, key string, cost int64, also bool) {
 	enforced := r.Enforces(key)
 	asksBan := r.Ban != nil && enforced
 	b := &q.local
@@ -132,7 +168,7 @@ func (q *question) charge(r *rule, p *plan, key string, cost int64) {
 		b = &q.shared
 	}
 	a := asked{
-		rule: r, plan: p, metrics: r.metrics, batch: b, key: key, enforced: enforced, asksBan: asksBan,
+		rule: r, plan: p, metrics: r.metrics, batch: b, key: key, also: also, enforced: enforced, asksBan: asksBan,
 		reserves: asksBan && r.Ban.Pending != nil,
 		again:    q.toldBefore(r.zone),
 	}
@@ -198,6 +234,39 @@ func (q *question) binding() (by *asked, limit int, refused bool) {
 		}
 	}
 	return by, limit, refused
+}
+
+// worst returns, of the keys that a request has under the rule that was asked nth, the one that says what becomes of it there:
+// that refuses, or else delays it for longest.
+func (q *question) worst(nth int) (worst *asked, limit int, refused bool) {
+	worst = &q.asked[nth]
+	limit, refused = worst.refusedBy()
+	for i := nth + 1; i < len(q.asked) && q.asked[i].also; i++ {
+		a := &q.asked[i]
+		l, no := a.refusedBy()
+		switch {
+		case no && !refused,
+			no && a.enforced && !worst.enforced,
+			no && a.enforced == worst.enforced && a.outcome(l).Retry > worst.outcome(limit).Retry,
+			!no && !refused && a.delay() > worst.delay():
+			worst, limit, refused = a, l, no
+		}
+	}
+	return worst, limit, refused
+}
+
+// tighten replaces what is told of a limit, if what is told of it under another key of the request is tighter. It reports whether
+// anything is told of it yet.
+func (q *question) tighten(told fields.Applied, limit *algorithms.Limit) bool {
+	i := slices.IndexFunc(q.applied, func(a fields.Applied) bool { return a.Policy == told.Policy })
+	if i < 0 {
+		return false
+	}
+	was := &q.applied[i]
+	if told.Outcome != nil && (was.Outcome == nil || fields.Tighter(limit.Capacity, told.Outcome, limit.Capacity, was.Outcome)) {
+		was.Outcome = told.Outcome
+	}
+	return true
 }
 
 // openRecord makes the request's record if it is the first handler that it meets. Also a request that no rule limits

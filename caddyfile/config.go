@@ -124,6 +124,10 @@ type Zone struct {
 	// Fallback keys never meet ordinary keys. Default: `{http.vars.client_ip}`.
 	KeyFallback Texts `json:"key_fallback,omitempty"`
 
+	// Whether `{path}` in the key is the path as it was sent. By default it is cleaned as Caddy's own path matcher cleans it: in
+	// small letters, without `//`, `/./` and `/../`, so that other spellings of a path are no other counters.
+	RawPath bool `json:"raw_path,omitempty"`
+
 	// How much: `quota/window`, such as `100/1m`, `10/s`, `5/15m`, `10r/s`. Several limits all hold.
 	// A quota of 0 refuses everything. Instead of max_events and window, or of tier.
 	Limit Texts `json:"limit,omitempty"`

@@ -43,7 +43,7 @@ func (c *Cost) Value(r *http.Request) (units int64, written, ok bool) {
 		return c.fixed, true, true
 	}
 	var buf [32]byte
-	value, _ := c.text.append(buf[:0], r)
+	value, _ := c.text.append(buf[:0], r, nil)
 	value = bytes.TrimSpace(value)
 	digits := bytes.TrimPrefix(value, []byte("+"))
 	if len(digits) == 0 {

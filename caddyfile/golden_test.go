@@ -276,7 +276,7 @@ func describeRest(out *strings.Builder, r *Rule) {
 }
 
 var kindNames = [...]string{
-	"text", "constant", "client address", "remote host", "remote port", "remote", "header", "query", "cookie", "path", "uri", "host", "method", "var", "placeholder",
+	"text", "constant", "client address", "remote host", "remote port", "remote", "header", "query", "cookie", "path", "raw path", "uri", "host", "method", "var", "placeholder",
 }
 
 func describeKey(k *Key) string {

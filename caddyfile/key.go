@@ -63,7 +63,8 @@ const (
 	header
 	query
 	cookie
-	urlPath
+	cleanPath // as Caddy's path matcher sees it
+	rawPath
 	uri
 	host
 	method
@@ -78,34 +79,38 @@ func (k kind) mayHoldAddress() bool {
 	return k == header || k == query || k == cookie || k == variable || k == other
 }
 
-// Append appends the request's key to dst. ok is false when the key expanded to nothing: every placeholder in it
-// is empty. The error is HTTP 425 for a key of an address in HTTP/3 early data, whose sender is not yet proven.
-// Any bytes in the request are fine.
-func (k *Key) Append(dst []byte, r *http.Request) (key []byte, ok bool, err error) {
+// Append appends one of the request's keys to dst: the nth, from 0, of as many as there are. That is one, but for a source that
+// occurs several times, which makes one of each distinct value, see [choice]. More than [MaxKeys] are not told apart.
+//
+// ok is false when the key expanded to nothing: every placeholder in it is empty. A fallback is used even then, as for a unix
+// socket: one counter for those. The error is HTTP 425 for a key of an address in HTTP/3 early data, whose sender is not yet
+// proven. Any bytes in the request are fine.
+func (k *Key) Append(dst []byte, r *http.Request, nth int) (key []byte, ok bool, of int, err error) {
 	if k.address && r.TLS != nil && !r.TLS.HandshakeComplete {
-		return dst, false, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
+		return dst, false, 1, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
 	}
+	c := choice{nth: nth, of: 1}
 	if k.fallback {
 		dst = append(dst, markFallback)
 	}
 	if len(k.parts) == 1 {
 		start := len(dst)
-		dst, ok = k.parts[0].append(dst, r)
+		dst, ok = k.parts[0].append(dst, r, &c)
 		if len(dst) > start && dst[start] <= markText {
 			dst = insert(dst, start, markText)
 		}
-		return dst, ok || !k.dynamic, nil
+		return dst, ok || !k.dynamic || k.fallback, c.of, nil
 	}
 	dst = append(dst, markComposite)
 	for i := range k.parts {
 		start := len(dst)
 		dst = append(dst, 0) // the length, if it fits into one byte as it nearly always does
 		var some bool
-		dst, some = k.parts[i].append(dst, r)
+		dst, some = k.parts[i].append(dst, r, &c)
 		dst = setLength(dst, start)
 		ok = ok || some
 	}
-	return dst, ok || !k.dynamic, nil
+	return dst, ok || !k.dynamic || k.fallback, c.of, nil
 }
 
 var errEarlyData = errors.New("TLS handshake not complete, the client address in the rate limit's key cannot be verified")
@@ -182,12 +187,13 @@ func setLength(dst []byte, at int) []byte {
 	return dst
 }
 
-// append appends the part's text and reports whether a placeholder in it had a value.
-func (p *part) append(dst []byte, r *http.Request) ([]byte, bool) {
+// append appends the part's text and reports whether a placeholder in it had a value. Without a choice, a source that occurs
+// several times is read as Caddy's placeholder reads it.
+func (p *part) append(dst []byte, r *http.Request, c *choice) ([]byte, bool) {
 	some, start := false, len(dst)
 	for i := range p.atoms {
 		a, before := &p.atoms[i], len(dst)
-		dst = a.append(dst, r)
+		dst = a.append(dst, r, c)
 		some = some || a.kind != literal && len(dst) > before
 	}
 	if p.group && mayBeAddress(dst[start:]) {
@@ -198,7 +204,7 @@ func (p *part) append(dst []byte, r *http.Request) ([]byte, bool) {
 	return dst, some
 }
 
-func (a *atom) append(dst []byte, r *http.Request) []byte {
+func (a *atom) append(dst []byte, r *http.Request, c *choice) []byte {
 	switch a.kind {
 	case literal, constant:
 		return append(dst, a.name...)
@@ -213,12 +219,24 @@ func (a *atom) append(dst []byte, r *http.Request) []byte {
 	case remoteAddr:
 		return append(dst, r.RemoteAddr...)
 	case header:
-		return appendJoined(dst, r.Header[a.name])
+		values := r.Header[a.name]
+		if len(values) > 1 && c != nil {
+			return c.header(dst, values)
+		}
+		return appendJoined(dst, values)
 	case query:
+		if c != nil {
+			return c.query(dst, r.URL.RawQuery, a.name)
+		}
 		return appendQuery(dst, r.URL.RawQuery, a.name)
 	case cookie:
+		if c != nil {
+			return c.cookie(dst, r.Header["Cookie"], a.name)
+		}
 		return appendCookie(dst, r.Header["Cookie"], a.name)
-	case urlPath:
+	case cleanPath:
+		return appendCleanPath(dst, r.URL.Path)
+	case rawPath:
 		return append(dst, r.URL.Path...)
 	case uri:
 		return append(dst, r.URL.RequestURI()...)
@@ -317,6 +335,14 @@ func appendLower(dst []byte, text string) []byte {
 		dst = append(dst, c)
 	}
 	return dst
+}
+
+// appendCleanPath appends the path in the one spelling that Caddy's path matcher makes of all that it takes for the same.
+func appendCleanPath(dst []byte, path string) []byte {
+	if path == "" {
+		return dst
+	}
+	return append(dst, caddyhttp.CleanPath(strings.ToLower(path), true)...)
 }
 
 // appendJoined joins repeated values by commas, as Caddy's placeholders do.

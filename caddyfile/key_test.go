@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,7 +52,7 @@ func from(addr string) func(*http.Request) {
 
 func keyOf(t testing.TB, k *Key, r *http.Request) (string, bool) {
 	t.Helper()
-	key, ok, err := k.Append([]byte("kept"), r)
+	key, ok, _, err := k.Append([]byte("kept"), r, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,7 +195,7 @@ func TestF26Headers(t *testing.T) {
 		ok     bool
 	}{
 		{http.Header{"X-Api-Key": {"a"}}, "a", true},
-		{http.Header{"X-Api-Key": {"a", "b"}}, "a,b", true},
+		{http.Header{"X-Api-Key": {"a", "b"}}, "a", true}, // the other is another key, see TestH02KeysOfARequest
 		{http.Header{"X-Api-Key": {""}}, "", false},
 		{http.Header{}, "", false},
 	} {
@@ -212,7 +213,7 @@ func TestF27OddRequests(t *testing.T) {
 		r.Header["Cookie"] = []string{"c=\xff\xfe", "c=fine"}
 	})
 	got := text(t, k, r)
-	if !strings.Contains(got, `"fine"`) || len(got) < 20_000 {
+	if len(got) < 20_000 {
 		t.Errorf("%.60q", got)
 	}
 }
@@ -265,7 +266,7 @@ func TestKeyEarlyData(t *testing.T) {
 		"{client_ip}": true, "{remote_host}": true, "{remote}": true, "{remote.ip_prefix.24}": true,
 		"{http.request.remote.host/24,64}": true, "{header.X}": false, "fixed": false,
 	} {
-		_, _, err := rule(t, Zone{Key: Texts{key}}).Key.Append(nil, early)
+		_, _, _, err := rule(t, Zone{Key: Texts{key}}).Key.Append(nil, early, 0)
 		var status caddyhttp.HandlerError
 		if got := errors.As(err, &status) && status.StatusCode == http.StatusTooEarly; got != want {
 			t.Errorf("%s in early data: %v", key, err)
@@ -291,7 +292,7 @@ func TestKeyAllocations(t *testing.T) {
 	} {
 		k := rule(t, Zone{Key: key}).Key
 		for _, r := range []*http.Request{v4, v6} {
-			if n := testing.AllocsPerRun(100, func() { _, _, _ = k.Append(buf, r) }); n > 0 {
+			if n := testing.AllocsPerRun(100, func() { _, _, _, _ = k.Append(buf, r, 0) }); n > 0 {
 				t.Errorf("%v allocates %g times from %s", key, n, r.RemoteAddr)
 			}
 		}
@@ -335,9 +336,9 @@ func TestPlaceholdersAreCaddys(t *testing.T) {
 	}
 }
 
-// A letter that folds to an ASCII one is no ASCII letter: no cookie's name holds it.
+// H02: names of cookies are compared exactly.
 func TestCookieNames(t *testing.T) {
-	if got := string(appendCookie(nil, []string{"\u212a=kelvin; K=1; k=2"}, "k")); got != "1" {
+	if got := string(appendCookie(nil, []string{"\u212a=kelvin; K=1; k=2"}, "k")); got != "2" {
 		t.Errorf("cookie k is %q", got)
 	}
 }
@@ -372,18 +373,24 @@ func TestUnnamed(t *testing.T) {
 	}
 }
 
-// FuzzKeyLikeCaddy: a key reads what Caddy's placeholder reads, whatever a client sends, and never panics.
+// FuzzKeyLikeCaddy: a key reads what Caddy's placeholder reads, and of a source that occurs several times every value that Go
+// reads, whatever a client sends, and never panics.
 func FuzzKeyLikeCaddy(f *testing.F) {
 	f.Add("value", "q=1&q=2", "c=1; C=2", "example.com:80", "/a/b", "192.0.2.7:1")
 	f.Add("v", "q=1;2&q=3", "c=1;c=2", "example.com", "", "192.0.2.7")
 	f.Add("\xff", "q=%ff&Q=1&%71=3&q;=4&q=%&=", `c="quoted"; c=`, "[::1]:80", "/%ff", "@")
 	f.Add("", "q", "c", "", "//", "[fe80::1%25]:")
 	f.Add("a\x00b", "+q=1&q+=2&q=a+b", "c=a\"b; c=ok\\; c=\xff", "::1", "*", ":")
-	names := []string{"header.x-Value", "query.q", "cookie.c", "host", "path", "method", "remote_port"}
+	f.Add("x", "[q]=1&q[]=2&q[a]=3", "c=%41; c=1 c=2,c=3;c =4", "h", "/", "192.0.2.7:1")
+	zone := func(key string) *Rule {
+		return rule(f, Zone{Key: Texts{key}, RawPath: true, MaxEvents: "1", Window: 1e9})
+	}
+	names := []string{"host", "path", "method", "remote_port"}
 	rules := make([]*Rule, len(names))
 	for i, name := range names {
-		rules[i] = rule(f, Zone{Key: Texts{"{" + name + "}"}, MaxEvents: "1", Window: 1e9})
+		rules[i] = zone("{" + name + "}")
 	}
+	header, query, cookie := zone("{header.X-Value}"), zone("{query.q}"), zone("{cookie.c}")
 	everything := rule(f, Zone{Key: Texts{
 		"{client_ip}", "{remote_host}", "{remote}", "{uri}", "{header.X-Value}{query.q}", "{http.request.remote.host/24,64}", "{http.request.tls.version}",
 	}})
@@ -392,7 +399,7 @@ func FuzzKeyLikeCaddy(f *testing.F) {
 			return // beyond its bounds Go reads no parameter and no cookie at all
 		}
 		r := prepare("/", func(r *http.Request) {
-			r.Header["X-Value"], r.Header["Cookie"] = []string{value, value}, strings.Split(cookies, "\n")
+			r.Header["X-Value"], r.Header["Cookie"] = []string{value, value + "2"}, strings.Split(cookies, "\n")
 			r.Host, r.RemoteAddr, r.URL = host, remote, &url.URL{Path: path, RawQuery: rawQuery}
 		})
 		repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
@@ -409,6 +416,22 @@ func FuzzKeyLikeCaddy(f *testing.F) {
 				t.Errorf("{%s} is %q, %t, in Caddy %q", name, key, ok, want)
 			}
 		}
+		check := func(k *Key, want []string) {
+			if keys, few := keysOf(t, k, r); few {
+				for _, value := range want {
+					if !slices.Contains(keys, value) && !(value != "" && value[0] <= markText) {
+						t.Errorf("keys %q lack %q", keys, value)
+					}
+				}
+			}
+		}
+		check(header.Key, r.Header["X-Value"])
+		check(query.Key, r.URL.Query()["q"])
+		var values []string
+		for _, c := range r.CookiesNamed("c") {
+			values = append(values, percentDecoded(c.Value, false))
+		}
+		check(cookie.Key, values)
 		if key, _ := keyOf(t, everything.Key, r); key == "" {
 			t.Error("no key")
 		}

@@ -88,7 +88,7 @@ type spot struct {
 // The words of the language. Some have another name in JSON.
 var (
 	zoneWords = []string{
-		"match", "exempt", "key", "key_fallback", "limit", "algorithm", "burst", "queue", "concurrency",
+		"match", "exempt", "key", "key_fallback", "raw_path", "limit", "algorithm", "burst", "queue", "concurrency",
 		"cost", "charge", "count", "tier", "ban", "events", "window", "ipv4_prefix", "ipv6_prefix",
 		"store", "on_store_error", "dry_run", "enforce",
 	}
@@ -281,6 +281,8 @@ func (p *parser) zoneOption(name string, z *Zone) error {
 		return p.texts(name, "key", (*[]string)(&z.Key))
 	case "key_fallback":
 		return p.texts(name, "key_fallback", (*[]string)(&z.KeyFallback))
+	case "raw_path":
+		return p.flag(name, "raw_path", &z.RawPath)
 	case "limit":
 		return p.limit(name, z)
 	case "algorithm":

@@ -178,7 +178,11 @@ func (z *zoneCompiler) atom(field, name string, m mask) (atom, error) {
 	if err := z.check(field, name, full); err != nil {
 		return atom{}, err
 	}
-	return requestAtom(full, m), nil
+	a := requestAtom(full, m)
+	if a.kind == rawPath && isKey(field) && !z.z.RawPath {
+		a.kind = cleanPath
+	}
+	return a, nil
 }
 
 // requestAtom finds the shortest way to a placeholder's value.
@@ -193,7 +197,7 @@ func requestAtom(full string, m mask) atom {
 	case "http.request.remote":
 		return atom{kind: remoteAddr}
 	case "http.request.uri.path":
-		return atom{kind: urlPath}
+		return atom{kind: rawPath}
 	case "http.request.uri":
 		return atom{kind: uri}
 	case "http.request.host":

@@ -44,16 +44,15 @@ func unescape(text string) (string, bool) {
 	return plain, err == nil
 }
 
-// appendCookie appends the value of the first cookie of that name, in letters of either case as in Caddy.
+// appendCookie appends the value of the first cookie of that name. Unlike Caddy's placeholder it takes no other spelling of it:
+// cookies that differ in their letters are two to every backend.
 func appendCookie(dst []byte, lines []string, name string) []byte {
 	for _, line := range lines {
 		for line != "" {
 			var pair string
 			pair, line, _ = strings.Cut(line, ";")
 			key, value, _ := strings.Cut(strings.Trim(pair, blank), "=")
-			key = strings.Trim(key, blank)
-			// The lengths differ for letters that only fold to ASCII, which no cookie's name holds.
-			if len(key) != len(name) || !strings.EqualFold(key, name) {
+			if strings.Trim(key, blank) != name {
 				continue
 			}
 			if value, ok := cookieValue(value); ok {

@@ -21,7 +21,7 @@ func (r *Rule) PlanOf(req *http.Request) int {
 		return last
 	}
 	var buf [64]byte
-	value, _ := r.tier.append(buf[:0], req)
+	value, _ := r.tier.append(buf[:0], req, nil)
 	for i, plan := range r.Plans[:last] {
 		if plan.Tier == string(value) {
 			return i

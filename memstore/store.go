@@ -119,12 +119,13 @@ func (s *Store) bind(l *algorithms.Limit, charges []algorithms.Charge) *table {
 	if t == nil {
 		t = newTable(l, s.ranks)
 		s.ranks += uint64(len(t.shards))
+		t.plans.Store(t.plans.Load().with(l))
 		if s.opened[l.Space.Zone] == 0 && !slices.ContainsFunc(charges, func(c algorithms.Charge) bool { return c.Cost > 0 }) {
 			return t
 		}
 		s.spaces[l.Space] = t
 	}
-	t.limit.Store(l)
+	t.plans.Store(t.plans.Load().with(l))
 	bound := maps.Clone(*s.bound.Load())
 	if len(bound) >= boundLimits {
 		clear(bound)

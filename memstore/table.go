@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -16,7 +17,50 @@ type table struct {
 	mask      uint64
 	keys      atomic.Int64
 	evictions atomic.Int64
-	limit     atomic.Pointer[algorithms.Limit] // the one that was bound last, to judge what is idle
+	plans     atomic.Pointer[plans]
+}
+
+// plans are what the limits have in common that the keys of a table may be under: those of a zone's plans, and of
+// configs that run side by side. No slot says which of them its key is under, so that a key is idle only if it is by the
+// slowest, and uses the share of the smallest that holds so much.
+type plans struct {
+	slowest    *algorithms.Limit
+	capacities []int64 // ascending
+}
+
+// maxCapacities bounds how many are told apart.
+const maxCapacities = 64
+
+// with adds a limit. A nil p has none.
+func (p *plans) with(l *algorithms.Limit) *plans {
+	if p == nil {
+		return &plans{l, []int64{l.Capacity}}
+	}
+	more := *p
+	if perUnit(l) > perUnit(p.slowest) {
+		more.slowest = l
+	}
+	if i, known := slices.BinarySearch(p.capacities, l.Capacity); !known && len(p.capacities) < maxCapacities {
+		more.capacities = slices.Insert(slices.Clone(p.capacities), i, l.Capacity)
+	}
+	return &more
+}
+
+// perUnit is how long a bucket takes to give a unit back. One that admits nothing is never filled.
+func perUnit(l *algorithms.Limit) float64 {
+	if l.Quota == 0 {
+		return 0
+	}
+	return float64(l.Window) / float64(l.Quota)
+}
+
+// share is the part of its limit that a key uses.
+func (p *plans) share(used int64) float64 {
+	capacity := p.capacities[len(p.capacities)-1]
+	if i, _ := slices.BinarySearch(p.capacities, used); i < len(p.capacities) {
+		capacity = p.capacities[i]
+	}
+	return float64(used) / float64(max(1, capacity))
 }
 
 const (
@@ -59,18 +103,18 @@ func (t *table) insert(s *shard, k digest, state *algorithms.State, l *algorithm
 	if l.Idle(*state, now) {
 		return
 	}
-	bound := maxKeys(l)
+	bound, slowest := maxKeys(l), t.plans.Load().slowest
 	if s.top >= chunkSize { // before that there is no memory to be saved
-		t.pass(s, l, now, glance)
+		t.pass(s, slowest, now, glance)
 	}
 	if t.full(s, bound) {
-		t.pass(s, l, now, search)
+		t.pass(s, slowest, now, search)
 	}
 	// Two at most, so that a bound that a reload lowered is reached without stopping anyone for long.
 	// A shard that has next to nothing to give up lets the table grow beyond the bound, by one or two a shard.
 	for range 2 {
 		if t.full(s, bound) {
-			t.evict(s, l, now)
+			t.evict(s, now)
 		}
 	}
 	s.add(k, state)
@@ -93,22 +137,22 @@ func (t *table) pass(s *shard, l *algorithms.Limit, now int64, slots int) {
 	}
 }
 
-// evict forgets the key that uses the least, of a random sample: neighbours came together, so eight of them might be
-// the very ones that are being limited.
-func (t *table) evict(s *shard, l *algorithms.Limit, now int64) {
+// evict forgets the key that uses the smallest share of its limit, of a random sample: neighbours came together, so eight of
+// them might be the very ones that are being limited.
+func (t *table) evict(s *shard, now int64) {
 	var least, seen uint32
-	lowest := int64(math.MaxInt64)
+	p, lowest := t.plans.Load(), math.Inf(1)
 	for i := uint32(0); i < min(reach, s.top) && (seen < sample || s.top <= reach); i++ {
 		n := i
 		if s.top > reach {
 			n = rand.Uint32N(s.top)
 		}
-		used, ok := s.used(n, l, now)
+		used, ok := s.used(n, p.slowest, now)
 		if ok {
 			seen++
 		}
-		if ok && used < lowest {
-			least, lowest = n, used
+		if share := p.share(used); ok && share < lowest {
+			least, lowest = n, share
 		}
 	}
 	if seen == 0 {
@@ -130,7 +174,7 @@ const stride = 512
 
 // sweep forgets every idle key and gives memory back where most have gone.
 func (t *table) sweep(clock func() int64) {
-	l := t.limit.Load()
+	l := t.plans.Load().slowest
 	for i := range t.shards {
 		s := &t.shards[i]
 		for from := uint32(0); ; from += stride {

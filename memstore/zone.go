@@ -27,6 +27,14 @@ func (s *Store) Open(name string) *Zone {
 	return &Zone{store: s, name: name}
 }
 
+// Expect tells the zone which limits its keys will be under. Before it is asked about one of them, a key that is idle by
+// the others would be forgotten. What is told stays for as long as the counters live.
+func (z *Zone) Expect(limits ...*algorithms.Limit) {
+	for _, l := range limits {
+		z.store.bind(l, nil)
+	}
+}
+
 // Close releases this acquisition; the last one of the name drops the counters. Further calls do nothing.
 // A batch that comes after that starts afresh.
 func (z *Zone) Close() {

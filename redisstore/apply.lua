@@ -419,13 +419,25 @@ local function write(key, l, at, T, A, B, lives, c)
     idle = at + l.window - now
     return k.write(c, (idle + -idle % 1000) / 1000 + PAD / 1000)
   end
-  if lives * 1000000 >= idle + PAD / 2 then -- its TTL stays as it is
+  idle = idle + PAD
+  if lives * 1000000 >= idle then -- its TTL stays as it is
     call('SETRANGE', key, '0', pack(STATE, FORMAT, T, A, B, lives))
     return
   end
-  idle = idle + PAD
+  idle = idle + PAD / 2 -- so that not every request moves it
   lives = (idle + -idle % 1000000) / 1000000
   call('SET', key, pack(STATE, FORMAT, T, A, B, lives), 'PX', lives * 1000 - (now - now % 1000) / 1000)
+end
+
+-- outlive makes a key last as long as the wait that is told of it: another plan, or the limit before a reload, may have
+-- written an earlier end.
+local function outlive(key, lives, wait)
+  local last = now + wait + PAD
+  if lives * 1000000 >= last then return end
+  last = last + PAD / 2
+  lives = (last + -last % 1000000) / 1000000
+  call('SETRANGE', key, STATE_SIZE - 5, pack('>I5', lives))
+  call('PEXPIRE', key, lives * 1000 - (now - now % 1000) / 1000)
 end
 
 -- limit reads the i-th limit; the log and the window send their ticks where the meter sends num.
@@ -568,6 +580,8 @@ while pos <= #charges do
           if changed and owner == i then
             -- What says nothing is the same as a counter that was never seen.
             if inUse == 0 then call('DEL', key) else write(key, l, at, T, A, B, lives, c) end
+          elseif not changed and lives > 0 and (status == 0 or more > 0) then
+            outlive(key, lives, retry > more and retry or more)
           end
         end
         reply[answered + i] = pack('>Bi8i8i8i8', status, remaining, retry, more, mark)

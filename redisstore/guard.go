@@ -51,7 +51,8 @@ func (g *guarded) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// replies follows the framing of RESP2 through a stream of any chunks. The zero value stands before the first reply.
+// replies follows the framing of RESP through a stream of any chunks: version 2, and of 3 what the client's talk with sentinels
+// uses. The zero value stands before the first reply.
 type replies struct {
 	kind   byte // of the element that is being read, 0 before its first byte
 	number int64
@@ -77,7 +78,7 @@ func (r *replies) scan(b []byte) error {
 			}
 		case r.kind == 0:
 			err = r.begin(b[0])
-		case r.kind == '$' || r.kind == '*':
+		case hasLength(r.kind):
 			err = r.length(b[0])
 		default:
 			n = len(b)
@@ -102,12 +103,19 @@ func (r *replies) scan(b []byte) error {
 // begin reads the first byte of an element.
 func (r *replies) begin(c byte) error {
 	switch c {
-	case '+', '-', ':', '$', '*':
+	case '+', '-', ':', '$', '*', '_', '#', ',', '(', '!', '=', '~', '>', '%':
 		r.kind, r.number, r.digits, r.minus, r.ended = c, 0, 0, false, false
 		return nil
 	}
 	return fmt.Errorf("%w: a reply begins with %q", errHostile, c)
 }
+
+// hasLength reports whether an element of that kind begins with its length: strings and arrays.
+func hasLength(kind byte) bool { return isString(kind) || isArray(kind) }
+
+func isString(kind byte) bool { return kind == '$' || kind == '!' || kind == '=' }
+
+func isArray(kind byte) bool { return kind == '*' || kind == '~' || kind == '>' || kind == '%' }
 
 // length reads a byte of the line that says how long a string or an array is.
 func (r *replies) length(c byte) error {
@@ -130,14 +138,17 @@ func (r *replies) length(c byte) error {
 
 // open begins what the length was about: nothing for the null of -1.
 func (r *replies) open() error {
+	if r.kind == '%' { // a key and a value each
+		r.number *= 2
+	}
 	switch {
 	case r.minus && r.number != 1:
 		return fmt.Errorf("%w: a length of -%d", errHostile, r.number)
-	case r.minus || r.kind == '*' && r.number == 0:
+	case r.minus || isArray(r.kind) && r.number == 0:
 		r.finish()
-	case r.kind == '$' && r.number > maxBulk:
+	case isString(r.kind) && r.number > maxBulk:
 		return fmt.Errorf("%w: a string of %d bytes", errHostile, r.number)
-	case r.kind == '$':
+	case isString(r.kind):
 		r.skip = r.number + 2
 	case r.number > maxItems:
 		return fmt.Errorf("%w: an array of %d", errHostile, r.number)

@@ -181,7 +181,8 @@ func opens(t *testing.T, s *Store) {
 // The guard passes what Redis answers, in any chunks.
 func TestGuardPassesWhatRedisAnswers(t *testing.T) {
 	const stream = "+OK\r\n-ERR no\r\n:-12\r\n$5\r\nab\r\nc\r\n$-1\r\n$0\r\n\r\n*-1\r\n*0\r\n" +
-		"*2\r\n*3\r\n:0\r\n:5460\r\n*4\r\n$9\r\n127.0.0.1\r\n:7000\r\n$1\r\nx\r\n*2\r\n$8\r\nhostname\r\n$1\r\nh\r\n*1\r\n$-1\r\n+OK\r\n"
+		"*2\r\n*3\r\n:0\r\n:5460\r\n*4\r\n$9\r\n127.0.0.1\r\n:7000\r\n$1\r\nx\r\n*2\r\n$8\r\nhostname\r\n$1\r\nh\r\n*1\r\n$-1\r\n+OK\r\n" +
+		"%2\r\n$1\r\na\r\n:1\r\n+b\r\n_\r\n>2\r\n+message\r\n#t\r\n~1\r\n,1.5\r\n=5\r\ntxt:x\r\n"
 	for size := 1; size <= len(stream); size++ {
 		var r replies
 		for rest := []byte(stream); len(rest) > 0; rest = rest[min(size, len(rest)):] {
