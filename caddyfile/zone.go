@@ -43,7 +43,7 @@ func (z *zoneCompiler) rule() (*Rule, error) {
 		return nil, z.fail("", -1, errors.New("null; want a zone with a limit"))
 	}
 	z.out = &Rule{Zone: z.name, DryRun: z.z.DryRun, Place: z.z.Place, maxKeys: z.maxKeys}
-	for _, step := range []func() error{z.plans, z.keys, z.cost, z.charge, z.count, z.ban, z.enforce, z.store} {
+	for _, step := range []func() error{z.plans, z.matchers, z.keys, z.cost, z.charge, z.count, z.ban, z.enforce, z.store} {
 		if err := step(); err != nil {
 			return nil, err
 		}
