@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"net/textproto"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -58,6 +59,7 @@ func lookAround(ctx caddy.Context, c *Config) *around {
 	a.proxied = trustsProxies(server)
 	own, err := json.Marshal(c)
 	if err == nil && a.findIn(server.Routes, own) {
+		slices.Sort(a.before) // maps of JSON have no order, and messages have one
 		return a
 	}
 	// In a named route, whose callers are not known, or in the server's error routes, before which all others may have run.

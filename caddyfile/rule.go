@@ -5,6 +5,7 @@ package caddyfile
 import (
 	"fmt"
 	"iter"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -46,6 +47,7 @@ type Rule struct {
 	Place string
 
 	maxKeys int
+	keyText string // as written
 	tier    *part  // names the plan; nil without tiers
 	share   *share // of the keys that are refused; nil: all
 	pending bool   // at adapt time: a setting is not known before the load
@@ -107,6 +109,12 @@ func (r *Rule) Settings() string {
 	}
 	return s.String()
 }
+
+// KeyText is the key as it is written.
+func (r *Rule) KeyText() string { return r.keyText }
+
+// SameKey reports whether two rules tell clients apart by the same.
+func (r *Rule) SameKey(other *Rule) bool { return reflect.DeepEqual(r.Key, other.Key) }
 
 // describeLimit is the limit in the operator's words.
 func describeLimit(p algorithms.Policy) string {

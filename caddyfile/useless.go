@@ -5,6 +5,7 @@ package caddyfile
 
 import (
 	"encoding/json"
+	"maps"
 	"net/textproto"
 	"slices"
 	"strings"
@@ -83,7 +84,7 @@ func (z *zoneCompiler) warnAround() {
 	if z.around == nil {
 		return
 	}
-	for name := range readBy(z.around.matchers) {
+	for _, name := range readBy(z.around.matchers) {
 		if z.around.ofResponse(name) {
 			z.warn("the matcher of this rate_limit, or of a route around it, reads {%s}, which "+noResponseYet, name)
 		}
@@ -92,7 +93,7 @@ func (z *zoneCompiler) warnAround() {
 
 // warnMatcher warns of what matchers in JSON read.
 func (z *zoneCompiler) warnMatcher(field string, node any) {
-	for name := range readBy(node) {
+	for _, name := range readBy(node) {
 		switch {
 		case z.around.ofResponse(name):
 			z.warn("%s reads {%s}, which "+noResponseYet, field, name)
@@ -106,10 +107,10 @@ func (z *zoneCompiler) warnMatcher(field string, node any) {
 }
 
 // readBy lists the placeholders that matchers in JSON read, those included whose module has them for its subject.
-func readBy(node any) map[string]bool {
+func readBy(node any) []string {
 	read := map[string]bool{}
 	visit(node, read)
-	return read
+	return slices.Sorted(maps.Keys(read))
 }
 
 func visit(node any, read map[string]bool) {
@@ -167,11 +168,11 @@ func (z *zoneCompiler) warnFixed(text string) {
 	case meant != "" && strings.HasPrefix(text, "$"):
 		z.warn("key %q: a $ has no meaning here; want {%s} if that is meant", text, meant)
 	case meant != "":
-		z.warn("key %q is a fixed text, and one counter for all clients; want {%s} if that is meant", text, meant)
+		z.warn("key %q is a fixed text, the same for all clients; want {%s} if that is meant", text, meant)
 	case strings.HasPrefix(text, "$"):
 		z.warn("key %q: a $ has no meaning here; want a placeholder such as {client_ip}", text)
 	case strings.ContainsAny(text, "/*") && !strings.Contains(text, "{"):
-		z.warn("key %q is a fixed text, and one counter for all clients; which requests are limited is said by match, "+
+		z.warn("key %q is a fixed text, the same for all clients; which requests are limited is said by match, "+
 			"or before the limit, as in rate_limit /api/* 100/1m", text)
 	}
 }

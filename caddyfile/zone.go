@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 type zoneCompiler struct {
@@ -70,6 +71,7 @@ func (z *zoneCompiler) keys() error {
 	if len(texts) == 1 && texts[0] == "" && !z.out.Events {
 		return z.fail("key", 0, errors.New("\"\"; want a text, or leave key out to limit each client address"))
 	}
+	z.out.keyText = strings.Join(texts, " ")
 	if z.out.Key, err = z.key("key", texts, m); err != nil {
 		return err
 	}
