@@ -186,6 +186,7 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 		}
 		a.wire[wire] = r.Zone
 	}
+	a.warnShared(z.first, r, logger)
 	z.rules++
 	z.units += r.Cost.Least()
 	for limit := range r.AllLimits() {
@@ -200,6 +201,20 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 		}
 	}
 	return z, nil
+}
+
+// warnShared warns of two rules that use one zone's counters and probably do not mean to.
+func (a *App) warnShared(first, r *caddyfile.Rule, logger *zap.Logger) {
+	fields := []zap.Field{zap.String("zone", r.Zone), zap.String("place", first.Place), zap.String("other", r.Place)}
+	if !first.SameKey(r) {
+		logger.Warn("one zone is used with different keys: a key of one place and a key of the other that are the same text share a counter; "+
+			"give one of the zones another name, unless both name the same clients",
+			append(fields, zap.String("key", first.KeyText()), zap.String("other_key", r.KeyText()))...)
+	}
+	if first.DryRun != r.DryRun {
+		logger.Warn("one zone is a dry run in one place and refuses in another: what the dry run lets pass uses up what the other refuses by; "+
+			"give the dry run another name", fields...)
+	}
 }
 
 // spaces are those of the zones of a config that was started.

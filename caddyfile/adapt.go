@@ -47,7 +47,7 @@ func (a *adaptation) unnamed(prefix string) string {
 
 // check compiles the config for its errors, and compares its zones with those of other directives.
 func (p *parser) check() error {
-	rules, err := compile(p.config, nil)
+	rules, err := compile(p.config, nil, nil)
 	if err != nil {
 		return p.locate(err)
 	}

@@ -66,7 +66,7 @@ const (
 // the value that was wrong, and what would be right.
 func Compile(ctx caddy.Context, c *Config) (*Rules, error) {
 	repl := caddy.NewReplacer()
-	rules, err := compile(c, func(name string) (string, bool) { return repl.GetString(name) })
+	rules, err := compile(c, func(name string) (string, bool) { return repl.GetString(name) }, lookAround(ctx, c))
 	if err != nil {
 		return nil, err
 	}
@@ -126,13 +126,14 @@ type compiler struct {
 	c *Config
 	// lookup reads placeholders that stand for one value at load; nil while adapting, when their values do not count.
 	lookup func(name string) (string, bool)
+	around *around // nil while adapting
 	rules  *Rules
 }
 
 // compile is Compile without matchers. With a nil lookup, as at adapt time, settings that hold placeholders are left
 // for the load, and the rules are not complete.
-func compile(c *Config, lookup func(string) (string, bool)) (*Rules, error) {
-	k := &compiler{c: c, lookup: lookup, rules: &Rules{
+func compile(c *Config, lookup func(string) (string, bool), around *around) (*Rules, error) {
+	k := &compiler{c: c, lookup: lookup, around: around, rules: &Rules{
 		LogKey: c.LogKey, DisableMetrics: c.DisableMetrics, SweepInterval: defaultSweep,
 	}}
 	if err := k.handler(); err != nil {
@@ -146,11 +147,14 @@ func compile(c *Config, lookup func(string) (string, bool)) (*Rules, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, name := range names {
+	for i, name := range names {
 		z := &zoneCompiler{compiler: k, name: name, z: zones[name], maxKeys: maxKeys, pending: !known}
 		rule, err := z.rule()
 		if err != nil {
 			return nil, err
+		}
+		if i == 0 {
+			z.warnAround()
 		}
 		k.rules.Rules = append(k.rules.Rules, rule)
 	}

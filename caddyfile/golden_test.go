@@ -18,6 +18,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/caddyauth"
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/map"
 	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+	_ "github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy/forwardauth"
 
 	"github.com/caddy-sluice/sluice/redisstore"
 )
@@ -68,7 +69,7 @@ func TestGoldens(t *testing.T) {
 			var got string
 			switch kind {
 			case "json":
-				got = load(t, json.RawMessage(config), false)
+				got = load(t, json.RawMessage(config), false, nil)
 			case "global":
 				got = loadGlobal(json.RawMessage(config))
 			default:
@@ -119,8 +120,12 @@ func adapt(t *testing.T, config string) string {
 		raw, _ := json.Marshal(app)
 		out += loadGlobal(raw)
 	}
+	server, err := serverIn(tree)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, raw := range handlersIn(tree) {
-		out += load(t, raw, app != nil)
+		out += load(t, raw, app != nil, server)
 	}
 	return out
 }
@@ -177,8 +182,26 @@ func handlersIn(tree any) []json.RawMessage {
 	return found
 }
 
-// load decodes a handler as Caddy does and describes its rules.
-func load(t *testing.T, raw json.RawMessage, redis bool) string {
+// serverIn is the server of a config, nil if there is none.
+func serverIn(tree any) (*caddyhttp.Server, error) {
+	node := tree
+	for _, name := range []string{"apps", "http", "servers", "srv0"} {
+		within, _ := node.(map[string]any)
+		node = within[name]
+	}
+	if node == nil {
+		return nil, nil
+	}
+	raw, err := json.Marshal(node)
+	if err != nil {
+		return nil, err
+	}
+	server := new(caddyhttp.Server)
+	return server, json.Unmarshal(raw, server)
+}
+
+// load decodes a handler as Caddy does and describes its rules. It stands in the server, if that is not nil.
+func load(t *testing.T, raw json.RawMessage, redis bool, server *caddyhttp.Server) string {
 	t.Helper()
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &fields); err != nil {
@@ -192,6 +215,9 @@ func load(t *testing.T, raw json.RawMessage, redis bool) string {
 	}
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: context.Background()})
 	defer cancel()
+	if server != nil {
+		ctx = ctx.WithValue(caddyhttp.ServerCtxKey, server)
+	}
 	rules, err := Compile(ctx, &h.Config)
 	if err != nil {
 		return "error: " + err.Error() + "\n"

@@ -28,7 +28,7 @@ func rule(t testing.TB, z Zone) *Rule {
 		z.Limit = Texts{"5/1m"}
 	}
 	repl := caddy.NewReplacer()
-	rules, err := compile(&Config{Zones: map[string]*Zone{"z": &z}}, func(name string) (string, bool) { return repl.GetString(name) })
+	rules, err := compile(&Config{Zones: map[string]*Zone{"z": &z}}, func(name string) (string, bool) { return repl.GetString(name) }, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -367,7 +367,7 @@ func TestUnnamed(t *testing.T) {
 		t.Errorf("unnamed %q", first)
 	}
 	c.SetName(first + "-2")
-	rules, err := compile(&c, nil)
+	rules, err := compile(&c, nil, nil)
 	if err != nil || rules.Rules[0].Zone != first+"-2" {
 		t.Errorf("%v, %v", rules, err)
 	}

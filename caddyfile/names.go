@@ -67,6 +67,14 @@ var (
 	}
 )
 
+// responseNames are all that end no name of the user's choice, and the beginnings of the others, of what there is after a response.
+var responseNames = map[string][]string{
+	"http.reverse_proxy.": {"header.", "status_code", "status_text", "duration", "duration_ms", "retries", "is_transport_error", "upstream.", "active."},
+	"http.intercept.":     {"header.", "status_code"},
+	"http.response.":      {"header."},
+	"http.error.":         {"status_code", "status_text", "message", "trace", "id"},
+}
+
 // systemNames are all of system.*.
 var systemNames = []string{"hostname", "slash", "os", "wd", "arch"}
 
@@ -105,6 +113,9 @@ func longName(name string) string {
 // check refuses names that have no value for sure, and warns of those that may have none where that matters.
 func (z *zoneCompiler) check(field, name, full string) error {
 	if rest, ok := strings.CutPrefix(full, "http.request."); ok {
+		if strings.HasPrefix(rest, bodyVars) && z.around.sets(full) {
+			return nil
+		}
 		if strings.HasPrefix(rest, bodyVars) {
 			then := ""
 			if isKey(field) {
@@ -119,11 +130,17 @@ func (z *zoneCompiler) check(field, name, full string) error {
 		z.warnUseless(field, name, full)
 		return nil
 	}
-	if hasAnyPrefix(full, namespaces...) || full == "http.shutting_down" || full == "http.time_until_shutdown" {
+	if hasAnyPrefix(full, namespaces...) || full == "http.error" || full == "http.shutting_down" || full == "http.time_until_shutdown" {
+		if !knownResponseName(full) {
+			return unknownPlaceholder(name)
+		}
 		if strings.HasPrefix(full, "http.response.") && (field == tierBy || z.z.Charge != "" && field != "charge") {
 			return fmt.Errorf("{%s} has no value yet, since this is decided before there is a response; want what the request says", name)
 		}
 		z.warnUseless(field, name, full)
+		return nil
+	}
+	if z.around.sets(full) {
 		return nil
 	}
 	switch {
@@ -134,35 +151,33 @@ func (z *zoneCompiler) check(field, name, full string) error {
 	case !strings.Contains(name, "."):
 		return unknownPlaceholder(name)
 	}
-	if isKey(field) {
-		z.warn("placeholder {%s} is not one of Caddy's; if no plugin or map sets it, it is empty, and then counts as if it were not there "+
-			"(an empty key falls back to the client address)", name)
-	}
+	z.warnUnknown(field, name, full)
 	return nil
+}
+
+// warnUnknown warns of a name with a dot that neither Caddy nor a handler that runs before this one gives a value to.
+func (z *zoneCompiler) warnUnknown(field, name, full string) {
+	then := "the default holds for every request"
+	switch {
+	case field == "charge" && z.around.setsLater(full):
+		return
+	case field == "charge":
+		then = "no response is charged"
+	case field == "cost":
+		then = "every request costs 1"
+	case isKey(field):
+		then = "counts as if it were not there (an empty key falls back to the client address)"
+	}
+	hint := ""
+	if z.around != nil {
+		hint = didYouMean(name, z.around.before...)
+	}
+	z.warn("placeholder {%s}%s is not one of Caddy's, and no handler that runs before this rate_limit sets it; if no plugin does, it is empty, and %s",
+		name, hint, then)
 }
 
 // isKey tells keys from what is read for another purpose: a cost, a charge, a tier.
 func isKey(field string) bool { return field == "key" || field == "key_fallback" }
-
-// warnUseless warns of placeholders that exist and yet make no sense here.
-func (z *zoneCompiler) warnUseless(field, name, full string) {
-	late := field == "charge" // read after the response, when all handlers have run
-	switch {
-	case strings.HasPrefix(full, "http.auth.") && !late:
-		z.warn("{%s} is empty unless an auth handler runs before rate_limit, which by default none does; a route block or the order option changes that", name)
-	case hasAnyPrefix(full, "http.response.", "http.reverse_proxy.", "http.intercept.") && !late:
-		z.warn("{%s} is empty when rate_limit runs, which is before there is a response", name)
-	case full == "http.request.header.Host":
-		z.warn("{%s} is always empty in Go servers; use {host}", name)
-	case hasAnyPrefix(full, "http.request.header.", "http.request.uri.query.", "http.request.cookie.") && !isKey(field):
-		z.warn("%s reads {%s}, which a client can forge unless a handler that runs before rate_limit sets it, which by default none does; "+
-			"a route block or the order option changes that", word(field), name)
-	case slices.Contains(uniqueNames, full) && isKey(field):
-		z.warn("{%s} differs between requests of one client, so each gets a counter of its own", name)
-	case hasAnyPrefix(full, "http.request.body"):
-		z.warn("{%s} reads the whole request body into memory", name)
-	}
-}
 
 func knownRequestName(rest string) bool {
 	if slices.Contains(requestNames, rest) {
@@ -182,6 +197,38 @@ func knownRequestName(rest string) bool {
 	return false
 }
 
+// knownResponseName: the name is none of a response, or one that Caddy gives a value to.
+func knownResponseName(full string) bool {
+	for prefix, names := range responseNames {
+		if rest, ok := strings.CutPrefix(full, prefix); ok {
+			return slices.ContainsFunc(names, func(n string) bool {
+				return n == rest || strings.HasSuffix(n, ".") && strings.HasPrefix(rest, n) && rest != n
+			})
+		}
+	}
+	return true
+}
+
+// nearResponseName puts the second word of such a name right, or returns "".
+func nearResponseName(full string) string {
+	for prefix, names := range responseNames {
+		rest, ok := strings.CutPrefix(full, prefix)
+		if !ok {
+			continue
+		}
+		word, tail, dotted := strings.Cut(rest, ".")
+		for _, n := range names {
+			if open, ok := strings.CutSuffix(n, "."); ok && dotted && nearest(word, []string{open}) != "" {
+				return prefix + n + tail
+			}
+		}
+		if near := nearest(rest, names); near != "" {
+			return prefix + near
+		}
+	}
+	return ""
+}
+
 func unknownPlaceholder(name string) error {
 	if name == "" {
 		return errors.New(`a placeholder without a name; want one such as {client_ip}, or \{\} for braces that are meant`)
@@ -189,6 +236,9 @@ func unknownPlaceholder(name string) error {
 	meant := mistakes[name]
 	if meant == "" {
 		meant = nearest(name, allNames())
+	}
+	if meant == "" {
+		meant = nearResponseName(longName(name))
 	}
 	if near := nearNamespace(longName(name)); meant == "" && near != longName(name) {
 		meant = near

@@ -156,7 +156,28 @@ func (p *parser) firstLine(args []caddyfile.Token) (string, error) {
 		}
 		p.written[spot{"", "status", -1}] = args[3]
 	}
-	return name, p.keyAndLimit(name, z, args[:min(len(args), 2)])
+	if err := p.keyAndLimit(name, z, args[:min(len(args), 2)]); err != nil {
+		return "", err
+	}
+	return name, fixedKey(args)
+}
+
+// fixedKey refuses a fixed text for the key of the directive's line: it is a slip nearly always, and one counter for all clients.
+func fixedKey(args []caddyfile.Token) error {
+	if len(args) < 2 || slices.ContainsFunc(split(args[0].Text), func(p piece) bool { return p.placeholder }) {
+		return nil
+	}
+	text := args[0].Text
+	want := fmt.Sprintf("want a placeholder such as {client_ip}; for one counter write key %s into the block, and for a zone of that name zone %s %s", text, text, args[1].Text)
+	switch meant := placeholderMeant(text); {
+	case meant != "":
+		want = fmt.Sprintf("want {%s}", meant)
+	case strings.HasPrefix(text, "$"):
+		want = "want a placeholder such as {client_ip}"
+	case strings.ContainsAny(text, "/*"):
+		want = fmt.Sprintf("want a path that begins with /, as in rate_limit /%s %s, or a matcher @name", strings.TrimLeft(text, "/"), args[1].Text)
+	}
+	return errorAt(args[0], fmt.Errorf("key %q is a fixed text, and so one counter for all clients; %s", text, want))
 }
 
 // keyAndLimit parses [<key>] <limit>.

@@ -46,8 +46,8 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%s: %v", raw, err)
 		}
 		none := func(string) (string, bool) { return "", false }
-		first, err := compile(&c, none)
-		second, err2 := compile(&again, none)
+		first, err := compile(&c, none, nil)
+		second, err2 := compile(&again, none, nil)
 		if (err == nil) != (err2 == nil) || err == nil && describe(first) != describe(second) {
 			t.Errorf("%s\nbecame %v, %v", raw, err, err2)
 		}

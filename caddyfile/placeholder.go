@@ -108,6 +108,9 @@ func (z *zoneCompiler) key(field string, texts Texts, m mask) (*Key, error) {
 			key.dynamic = key.dynamic || a.kind != literal
 			key.address = key.address || a.kind.isAddress()
 		}
+		if field == "key" {
+			z.warnFixed(text)
+		}
 		key.parts = append(key.parts, *p)
 	}
 	return key, nil
@@ -163,8 +166,11 @@ func (z *zoneCompiler) atom(field, name string, m mask) (atom, error) {
 		return a, nil
 	}
 	if a, ok, err := peerAtom(name, m); ok || err != nil {
-		if a.kind == remotePort {
+		switch a.kind {
+		case remotePort:
 			z.warnUseless(field, name, "http.request.remote.port")
+		case remoteHost:
+			z.warnUseless(field, name, "http.request.remote.host")
 		}
 		return a, err
 	}

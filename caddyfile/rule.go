@@ -5,6 +5,7 @@ package caddyfile
 import (
 	"fmt"
 	"iter"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,6 +50,7 @@ type Rule struct {
 	Place string
 
 	maxKeys int
+	keyText string // as written
 	tier    *part  // names the plan; nil without tiers
 	share   *share // of the keys that are refused; nil: all
 	pending bool   // at adapt time: a setting is not known before the load
@@ -127,6 +129,12 @@ func Difference(a, b string) (onlyA, onlyB string) {
 	}
 	return onlyA, onlyB
 }
+
+// KeyText is the key as it is written.
+func (r *Rule) KeyText() string { return r.keyText }
+
+// SameKey reports whether two rules tell clients apart by the same.
+func (r *Rule) SameKey(other *Rule) bool { return reflect.DeepEqual(r.Key, other.Key) }
 
 // DescribeLimit is the limit in the operator's words.
 func DescribeLimit(p algorithms.Policy) string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 type zoneCompiler struct {
@@ -53,7 +54,7 @@ func (z *zoneCompiler) rule() (*Rule, error) {
 		}
 	}
 	z.out = &Rule{Zone: z.name, DryRun: z.z.DryRun, Place: z.z.Place, maxKeys: z.maxKeys}
-	for _, step := range []func() error{z.plans, z.keys, z.cost, z.charge, z.count, z.ban, z.enforce, z.store} {
+	for _, step := range []func() error{z.plans, z.matchers, z.keys, z.cost, z.charge, z.count, z.ban, z.enforce, z.store} {
 		if err := step(); err != nil {
 			return nil, err
 		}
@@ -80,6 +81,7 @@ func (z *zoneCompiler) keys() error {
 	if len(texts) == 1 && texts[0] == "" && !z.out.Events {
 		return z.fail("key", 0, errors.New("\"\"; want a text, or leave key out to limit each client address"))
 	}
+	z.out.keyText = strings.Join(texts, " ")
 	if z.out.Key, err = z.key("key", texts, m); err != nil {
 		return err
 	}
