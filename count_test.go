@@ -4,6 +4,7 @@ package sluice_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -12,6 +13,10 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
 // login is an upstream that lets the right password in. It knows how many guesses are under way or were wrong.
@@ -231,4 +236,52 @@ func TestAFailureCountsWhoeverStillListens(t *testing.T) {
 		conn.Close()
 	}
 	s.refused("/")
+}
+
+// Keys that are not enforced earn no bans by what they fail at.
+func TestFailuresOfUnenforcedKeysBanNobody(t *testing.T) {
+	events()
+	l := openLogin(t)
+	s := serve(t, ":80 {\n rate_limit {\n"+failing("enforce 0%\n ban 1h after 1/1h")+"\n }\n reverse_proxy "+l.dial+"\n}")
+	for range 8 {
+		s.guess("u", "192.0.2.1", "wrong", http.StatusUnauthorized)
+	}
+	if list := bans(); len(list) > 0 {
+		t.Error(list)
+	}
+}
+
+// errs is a handler that returns an error without a status.
+type errs struct{}
+
+func init() {
+	caddy.RegisterModule(new(errs))
+	httpcaddyfile.RegisterHandlerDirective("errs", func(httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		return new(errs), nil
+	})
+}
+
+func (*errs) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.errs", New: func() caddy.Module { return new(errs) }}
+}
+
+func (*errs) ServeHTTP(http.ResponseWriter, *http.Request, caddyhttp.Handler) error {
+	return errors.New("an error without a status")
+}
+
+// An error without a status is answered 500, and counts as that.
+func TestAnErrorWithoutAStatusCountsAs500(t *testing.T) {
+	s := serve(t, ":80 {\n route {\n rate_limit {\n zone z 2/1h {\n count status 500\n }\n }\n errs\n }\n}")
+	for range 2 {
+		if a := s.get("/"); a.StatusCode != http.StatusInternalServerError {
+			t.Fatal(a.Status)
+		}
+	}
+	s.refused("/")
+	s = serve(t, ":80 {\n route {\n rate_limit {\n zone other 1/1h {\n count not_status 500\n }\n }\n errs\n }\n}")
+	for range 3 {
+		if a := s.get("/"); a.StatusCode != http.StatusInternalServerError {
+			t.Fatal(a.Status)
+		}
+	}
 }

@@ -232,3 +232,18 @@ func TestDropInLargeJitter(t *testing.T) {
 		}
 	}
 }
+
+// Two handlers of caddy-ext's form have no names in JSON, and a counter each.
+func TestTwoUnnamedHandlersHaveTwoCounters(t *testing.T) {
+	s := newServer(t)
+	limit := func(path string) string {
+		return `{"match":[{"path":["` + path + `"]}],"handle":[{"handler":"rate_limit","key":"{http.request.remote.host}","rate":"1r/m"},{"handler":"static_response","body":"ok"}]}`
+	}
+	if err := s.loadJSON([]byte(`{"apps":{"http":{"servers":{"srv0":{"listen":[":80"],"routes":[` + limit("/a") + "," + limit("/b") + `]}}}}}`)); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{"/a", "/b"} {
+		s.pass(1, path)
+		s.refused(path)
+	}
+}

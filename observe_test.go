@@ -312,3 +312,22 @@ func TestUnaskedZonesAreNotCounted(t *testing.T) {
 		}
 	}
 }
+
+// An event keeps its key when its request is over and others use the same memory.
+func TestAnEventKeepsItsKey(t *testing.T) {
+	events()
+	s := serve(t, "{\n events {\n on rate_limit_exceeded sluice_test\n }\n}\n:80 {\n rate_limit {header.X-Key} 1/1h {\n log_key\n }\n respond ok\n}")
+	s.pass(1, "/", "X-Key", "who is refused, in an event")
+	s.refused("/", "X-Key", "who is refused, in an event")
+	for range 200 {
+		s.get("/", "X-Key", strings.Repeat("x", 27))
+	}
+	for _, e := range events() {
+		if key := fmt.Sprint(e.Data["key"]); key != "who is refused, in an event" && key != strings.Repeat("x", 27) {
+			t.Errorf("key %q", key)
+		} else if key == "who is refused, in an event" {
+			return
+		}
+	}
+	t.Error("no event of the first refusal")
+}

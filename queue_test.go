@@ -639,3 +639,16 @@ func TestF33QueueByTwoRules(t *testing.T) {
 		}
 	})
 }
+
+// A request with slots in two queues of the shared store waits for the later one, whichever stands first.
+func TestTwoSharedQueuesWaitForTheLater(t *testing.T) {
+	const slow, fast = "zone slow {\n limit 2/1s\n algorithm leaky_bucket\n queue 9\n}\n", "zone fast {\n limit 20/1s\n algorithm leaky_bucket\n queue 9\n}\n"
+	for _, zones := range []string{slow + fast, fast + slow} {
+		s := serve(t, sharing(redistest.Start(t).Addr, patient, zones))
+		start := time.Now()
+		s.pass(2, "/") // one after the other, the second half a second later
+		if took := time.Since(start); took < 450*time.Millisecond {
+			t.Errorf("%v for two requests at 2 a second", took)
+		}
+	}
+}

@@ -185,7 +185,7 @@ func (q *question) charge(r *rule, p *plan, key string, cost int64, also bool) {
 		if limit.Algorithm == algorithms.Concurrency {
 			c.Cost = 1
 		} else {
-			c.Held = q.record.held(&a, limit, cost) + r.aheadOf(q.r, limit)
+			c.Held = q.record.held(q.r, &a, limit, cost) + r.aheadOf(q.r, limit)
 		}
 		b.add(c)
 	}

@@ -127,3 +127,13 @@ func TestRequestBodyPasses(t *testing.T) {
 		t.Errorf("%s", body)
 	}
 }
+
+// The 101 of a WebSocket is its status: what was reserved comes back while the connection lasts.
+func TestWebSocketEndsItsReservation(t *testing.T) {
+	s := serve(t, ":80 {\n rate_limit {\n zone z 1/1h {\n count status 401\n }\n }\n reverse_proxy "+echo(t)+"\n}")
+	for range 3 {
+		if _, _, resp := s.upgrade(); resp.StatusCode != 101 {
+			t.Fatal(resp.Status, resp.Header)
+		}
+	}
+}

@@ -80,7 +80,7 @@ func (a *asked) taken(limit int) *taken {
 
 // held is what the request has already taken, under earlier rules, from the counter that a rule is about to charge. Those rules
 // learn what the request meets behind them.
-func (rec *record) held(by *asked, limit *algorithms.Limit, cost int64) (units int64) {
+func (rec *record) held(req *http.Request, by *asked, limit *algorithms.Limit, cost int64) (units int64) {
 	if rec == nil || !by.rule.zone.severalRules() {
 		return 0
 	}
@@ -90,7 +90,7 @@ func (rec *record) held(by *asked, limit *algorithms.Limit, cost int64) (units i
 			continue
 		}
 		if by.enforced && !by.rule.Cost.Dynamic() {
-			a.rule.learn(ahead{rule: by.rule, space: limit.Space, units: cost})
+			a.rule.learn(ahead{rule: by.rule, space: limit.Space, units: cost, on: kindOf(req)})
 		}
 		units += a.taken.units
 	}
@@ -99,12 +99,21 @@ func (rec *record) held(by *asked, limit *algorithms.Limit, cost int64) (units i
 
 // ahead is what a rule of a later handler, at a fixed cost, was seen to take from the same counter on the same request. Only
 // requests tell, since which handlers a request meets depends on routes. A refused request never gets to those handlers, and must
-// yet be told a wait that is long enough for them too.
+// yet be told a wait that is long enough for them too. It is known of requests of the same kind: others may go elsewhere.
 type ahead struct {
 	rule  *rule
 	space algorithms.Space
 	units int64
+	on    kind
 }
+
+// kind is what routes tell most requests apart by.
+type kind struct{ method, host, path string }
+
+func kindOf(r *http.Request) kind { return kind{r.Method, r.Host, r.URL.Path} }
+
+// maxAhead bounds what clients can teach a rule by asking for ever other paths.
+const maxAhead = 64
 
 // learn remembers it. Of two rules that learn at once one may be lost until the next request.
 func (r *rule) learn(a ahead) {
@@ -113,20 +122,22 @@ func (r *rule) learn(a ahead) {
 		known = *list
 	}
 	if !slices.Contains(known, a) {
+		if len(known) >= maxAhead {
+			known = known[1:] // the oldest
+		}
 		known = append(slices.Clip(known), a)
 		r.ahead.Store(&known)
 	}
 }
 
-// aheadOf is what later rules will take of the limit's counter from a request like this one. What the routes around
-// those rules say of it is not known.
+// aheadOf is what later rules will take of the limit's counter from a request like this one.
 func (r *rule) aheadOf(req *http.Request, limit *algorithms.Limit) (units int64) {
 	list := r.ahead.Load()
 	if list == nil {
 		return 0
 	}
 	for _, a := range *list {
-		if a.space != limit.Space {
+		if a.space != limit.Space || a.on != kindOf(req) {
 			continue
 		}
 		if applies, _, err := a.rule.about(req); applies && err == nil {

@@ -138,6 +138,50 @@ func TestWaitForLaterHandlers(t *testing.T) {
 	})
 }
 
+// H10: what a request teaches about later handlers holds for its like. The route around the second rule tells requests apart.
+func TestWhatOneRequestTeachesHoldsForItsLike(t *testing.T) {
+	useClock(t)
+	s := serve(t, `:80 {
+	route {
+		rate_limit {
+			zone z 4/1h {
+				key {header.X-User}
+			}
+		}
+		handle /heavy {
+			rate_limit {
+				zone z 4/1h {
+					key {header.X-User}
+					cost 3
+				}
+			}
+			respond heavy
+		}
+		respond ok
+	}
+}`)
+	s.pass(1, "/heavy", "X-User", "teaches")
+	s.pass(4, "/", "X-User", "bob")
+	if wait := s.wait(s.refused("/", "X-User", "bob")); wait != 3600 {
+		t.Errorf("Retry-After %d, want 3600", wait)
+	}
+	for i := range 2 * 64 { // nobody can fill the memory by asking for other paths
+		s.get(fmt.Sprint("/heavy?", i), "X-User", fmt.Sprint(i))
+	}
+}
+
+// Of two limits that refuse, the longer wait is told.
+func TestTheLongerOfTwoWaitsIsTold(t *testing.T) {
+	for _, limits := range []string{"1/10s 1/1h", "1/1h 1/10s"} {
+		useClock(t)
+		s := serve(t, ":80 {\n rate_limit {\n zone z {\n limit "+limits+"\n }\n }\n respond ok\n}")
+		s.pass(1, "/")
+		if wait := s.wait(s.refused("/")); wait != 3600 {
+			t.Errorf("%s: Retry-After %d, want 3600", limits, wait)
+		}
+	}
+}
+
 // More policies than there are texts prepared for: dry runs are not among them.
 func TestDryRunsAreNotDescribed(t *testing.T) {
 	var zones strings.Builder
