@@ -9,7 +9,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local KEEP = 60000000 -- µs that forgotten counters stay readable
 -- The clock may have been ahead when others showed themselves. Those who live do so again; the rest is as old as this moment.
-for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], string.format('(%.0f', now), '+inf')) do
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], now + 1, '+inf')) do
 	redis.call('ZADD', KEYS[1], now, name)
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
@@ -110,4 +112,22 @@ func TestMissingRightsAreTold(t *testing.T) {
 	if !s.Up() {
 		t.Error("it is taken for down")
 	}
+}
+
+// H14: an instance that showed itself while Redis's clock was ahead, and died, is missed all the same.
+func TestInstancesOfAClockAheadAreMissed(t *testing.T) {
+	server := redistest.Start(t)
+	all := fleetOf(t, 2, Options{Addrs: []string{server.Addr}, Prefix: "ahead", Announce: 50 * time.Millisecond})
+	ahead := float64(time.Now().Add(24 * time.Hour).UnixMicro())
+	if err := all[0].lanes[0].client.ZAdd(t.Context(), all[0].instances, redis.Z{Score: ahead, Member: "dead"}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	announce(all)
+	if n := all[0].FleetSize(); n != 3 {
+		t.Fatalf("%d instances, want 3 at first", n)
+	}
+	waitFor(t, "the dead one to be missed", func() bool {
+		announce(all)
+		return all[0].FleetSize() == 2
+	})
 }
