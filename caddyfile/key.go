@@ -29,7 +29,6 @@ const (
 type Key struct {
 	parts    []part
 	fallback bool
-	address  bool // reads a network address, which HTTP/3 early data can forge
 	dynamic  bool // holds a placeholder, so it can expand to nothing
 }
 
@@ -83,10 +82,10 @@ func (k kind) mayHoldAddress() bool {
 // occurs several times, which makes one of each distinct value, see [choice]. More than [MaxKeys] are not told apart.
 //
 // ok is false when the key expanded to nothing: every placeholder in it is empty. A fallback is used even then, as for a unix
-// socket: one counter for those. The error is HTTP 425 for a key of an address in HTTP/3 early data, whose sender is not yet
-// proven. Any bytes in the request are fine.
+// socket: one counter for those. The error is HTTP 425 for HTTP/3 early data, whatever the key: anyone can send it again, to
+// charge a client once more, and its address is not proven yet (RFC 8470). Any bytes in the request are fine.
 func (k *Key) Append(dst []byte, r *http.Request, nth int) (key []byte, ok bool, of int, err error) {
-	if k.address && r.TLS != nil && !r.TLS.HandshakeComplete {
+	if r.TLS != nil && !r.TLS.HandshakeComplete {
 		return dst, false, 1, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
 	}
 	c := choice{nth: nth, of: 1}
@@ -113,7 +112,7 @@ func (k *Key) Append(dst []byte, r *http.Request, nth int) (key []byte, ok bool,
 	return dst, ok || !k.dynamic || k.fallback, c.of, nil
 }
 
-var errEarlyData = errors.New("TLS handshake not complete, the client address in the rate limit's key cannot be verified")
+var errEarlyData = errors.New("the TLS handshake is not complete, so that the request may be a copy of another and its address forged; it cannot be counted")
 
 // Text shows a key: a text as it is, a composite one as a JSON array.
 func (k *Key) Text(key []byte) string { return Text(string(key)) }

@@ -262,13 +262,10 @@ func TestKeyExpandsToNothing(t *testing.T) {
 
 func TestKeyEarlyData(t *testing.T) {
 	early := prepare("/", func(r *http.Request) { r.TLS = &tls.ConnectionState{} })
-	for key, want := range map[string]bool{
-		"{client_ip}": true, "{remote_host}": true, "{remote}": true, "{remote.ip_prefix.24}": true,
-		"{http.request.remote.host/24,64}": true, "{header.X}": false, "fixed": false,
-	} {
+	for _, key := range []string{"{client_ip}", "{remote_host}", "{http.request.remote.host/24,64}", "{header.X}", "fixed"} {
 		_, _, _, err := rule(t, Zone{Key: Texts{key}}).Key.Append(nil, early, 0)
 		var status caddyhttp.HandlerError
-		if got := errors.As(err, &status) && status.StatusCode == http.StatusTooEarly; got != want {
+		if !errors.As(err, &status) || status.StatusCode != http.StatusTooEarly {
 			t.Errorf("%s in early data: %v", key, err)
 		}
 	}

@@ -106,7 +106,6 @@ func (z *zoneCompiler) key(field string, texts Texts, m mask) (*Key, error) {
 		}
 		for _, a := range p.atoms {
 			key.dynamic = key.dynamic || a.kind != literal
-			key.address = key.address || a.kind.isAddress()
 		}
 		if field == "key" {
 			z.warnFixed(text)
