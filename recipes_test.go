@@ -521,6 +521,20 @@ func TestRecipeModelGatewayHidden(t *testing.T) {
 	}
 }
 
+// H04: the spellings of one token are one client.
+func TestRecipeModelGatewayKnowsOneToken(t *testing.T) {
+	useClock(t)
+	s := serve(t, recipe(t, "model-gateway.md", 0, upstream(t, modelServer)))
+	for i, spelling := range []string{"Bearer k1", "bearer k1", "BEARER  k1", " Bearer k1 "} {
+		if a := s.post("/v1/chat", "{}", "Authorization", spelling, "X-Cost", "1000"); a.left("tokens.1m") != 29500-1000*i {
+			t.Errorf("%q: %v", spelling, a.Header)
+		}
+	}
+	if a := s.post("/v1/chat", "{}", "Authorization", "Bearer k2", "X-Cost", "1000"); a.left("tokens.1m") != 29500 {
+		t.Error(a.Header)
+	}
+}
+
 // Over an hour of a client that asks whenever it may, whatever its answers cost, the average is the quota.
 func TestRecipeModelGatewayAverage(t *testing.T) {
 	c := useClock(t)
