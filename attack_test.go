@@ -3,6 +3,7 @@ package sluice_test
 // Findings of an attack on the whole program.
 
 import (
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -33,6 +34,8 @@ func TestBanOfAnOutageOutlivesIt(t *testing.T) {
 		}
 	}
 	s.mustLoad(config)
+	s.refused("/", "X-User", "ann")
+	s.mustLoad(strings.Replace(config, "timeout 2s", "timeout 2001ms", 1)) // G34: another store, for the same Redis
 	s.refused("/", "X-User", "ann")
 	s.pass(1, "/", "X-User", "cid")
 	if n := banned(); n != 1 {

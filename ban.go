@@ -6,6 +6,7 @@ import (
 	"context"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -71,19 +72,23 @@ func (h *Handler) punish(r *http.Request, rule *rule, key string, shared bool) t
 	return rest
 }
 
+// bansHere is when the last of the bans ends that this process keeps alone. It belongs to the process, as the counters do in which
+// they are: a reload with other settings of the shared store ends no ban.
+var bansHere atomic.Int64
+
 // keepHere notes that a ban of that length is known to this process only, if that is for want of the shared store.
 func (r *rule) keepHere(rest time.Duration) {
 	if r.redis == nil {
 		return
 	}
 	end := int64(monotonic() + rest)
-	for was := r.redis.bansHere.Load(); was < end && !r.redis.bansHere.CompareAndSwap(was, end); was = r.redis.bansHere.Load() {
+	for was := bansHere.Load(); was < end && !bansHere.CompareAndSwap(was, end); was = bansHere.Load() {
 	}
 }
 
 // bannedHere reports whether a key has such a ban. It holds also when the shared store is back.
 func (r *rule) bannedHere(key string) bool {
-	if int64(monotonic()) >= r.redis.bansHere.Load() {
+	if int64(monotonic()) >= bansHere.Load() {
 		return false
 	}
 	ask, out := [1]algorithms.Charge{algorithms.Ask(r.Ban.Bans, key)}, [1]algorithms.Outcome{}

@@ -36,7 +36,6 @@ type sharedStore struct {
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
 	debtors   sync.Map     // requests under way that have something to settle, or hold a lease: *due
-	bansHere  atomic.Int64 // when the last of the bans ends that this process keeps alone, see [rule.keepHere]
 }
 
 // remindEvery is how often a store that is down while requests pass unlimited is spoken of.
@@ -201,14 +200,14 @@ func (s *sharedStore) tell(change redisstore.State) {
 	}
 }
 
-// outlive closes the store once no request owes it anything, or nothing can be brought to it any more. It was up at the given moment.
+// outlive closes the store once no request owes it anything and all is settled, or nothing can be brought to it any more. It was up at the given moment.
 func (s *sharedStore) outlive(every time.Duration, end, up time.Time) {
 	time.AfterFunc(every, func() {
 		now := time.Now()
 		if s.Up() {
 			up = now
 		}
-		if !s.debts() || now.Sub(up) > givenUp*every || now.After(end) {
+		if !s.debts() && s.Settled() || now.Sub(up) > givenUp*every || now.After(end) {
 			_ = s.Store.Close() // an error of closing connections helps nobody
 			return
 		}

@@ -92,6 +92,13 @@ func (u *settlements) take() (others, inFlight []algorithms.Charge) {
 	return others, inFlight
 }
 
+// Settled reports whether nothing waits to be settled, nor is under way.
+func (s *Store) Settled() bool {
+	s.unsettled.mu.Lock()
+	defer s.unsettled.mu.Unlock()
+	return len(s.unsettled.pending) == 0 && s.unsettled.taken == 0
+}
+
 // none reports whether nothing waits.
 func (u *settlements) none() bool {
 	u.mu.Lock()
