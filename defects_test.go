@@ -231,7 +231,7 @@ func TestDefectEarlyDataSharesOneBucket(t *testing.T) {
 		{"{http.request.remote}", nil, 425},
 		{"{host} {client_ip}", nil, 425},
 		{"{header.X-Key}", []string{"X-Key", "a"}, 425}, // H03: a copy would charge the client once more
-		{"{header.X-Key}", nil, 425}, // falls back to the address
+		{"{header.X-Key}", nil, 425},                    // falls back to the address
 		{"everyone", nil, 425},
 	} {
 		t.Run(test.key+strings.Join(test.header, ""), func(t *testing.T) {
