@@ -530,8 +530,16 @@ func TestRecipeModelGatewayKnowsOneToken(t *testing.T) {
 			t.Errorf("%q: %v", spelling, a.Header)
 		}
 	}
-	if a := s.post("/v1/chat", "{}", "Authorization", "Bearer k2", "X-Cost", "1000"); a.left("tokens.1m") != 29500 {
-		t.Error(a.Header)
+	for i, key := range []string{"k2", "k3"} {
+		if a := s.post("/v1/chat", "{}", "Authorization", "Bearer "+key, "X-Cost", "1000"); a.left("tokens.1m") != 29500 {
+			t.Error(a.Header)
+		}
+		if a := s.post("/v1/chat", "{}", "Authorization", "Bearer "+key, "Authorization", "Bearer k1", "X-Cost", "1000"); a.left("tokens.1m") != 29500-1000*i {
+			t.Error("two tokens:", a.Header)
+		}
+	}
+	if a := s.post("/v1/chat", "{}", "X-Cost", "1000"); a.left("tokens.1m") != 29500 {
+		t.Error("no token:", a.Header)
 	}
 }
 
