@@ -12,6 +12,9 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
 // readers are the ways in which backends read a key that a request holds several times: Go's, the last value, as the standard
@@ -224,6 +227,20 @@ func TestH02SeveralValuesSettle(t *testing.T) {
 			}
 		}
 	})
+}
+
+// In Redis too each value is charged, in one decision, and all or none.
+func TestH02SeveralValuesInRedis(t *testing.T) {
+	redis := redistest.Start(t)
+	s := serve(t, sharing(redis.Addr, patient, "zone z {header.X-Key} 3/1h {\n count status 401\n }"))
+	s.pass(3, "/", "X-Key", "a", "X-Key", "b")
+	eventually(t, 10*time.Second, "what did not count is given back", func() bool { return s.get("/", "X-Key", "a").left("z") == 2 })
+	s.mustLoad(sharing(redis.Addr, patient, "zone z {header.X-Key} 3/1h"))
+	s.pass(3, "/", "X-Key", "used")
+	s.refused("/", "X-Key", "fresh", "X-Key", "used")
+	if left := s.get("/", "X-Key", "fresh").left("z"); left != 2 {
+		t.Errorf("fresh has %d left, want 2", left)
+	}
 }
 
 // H05: other spellings of a path are no other counters.
