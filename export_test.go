@@ -35,3 +35,6 @@ func Age(d time.Duration) { processStart = processStart.Add(-d) }
 
 // Banish bans a key as one instance does.
 var Banish = banish
+
+// Unaltered is the way of a refusal to the client.
+var Unaltered = unaltered

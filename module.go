@@ -65,7 +65,7 @@ type rule struct {
 	standIn *telemetry.Zone // counts what happens while the shared store is down
 	plans   []*plan
 	badCost atomic.Bool // a cost that is no number was logged
-	ahead   atomic.Pointer[[]ahead]
+	ahead   atomic.Pointer[[]*ahead]
 }
 
 // plan is a compiled plan with what clients are told of it.

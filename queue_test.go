@@ -623,6 +623,39 @@ func TestLocalQueueBesideRefusingRedis(t *testing.T) {
 	}
 }
 
+// A dry run's slot, beside one that the request would have waited for, is given back too when Redis refuses the request.
+func TestDryRunsSlotBesideRefusingRedis(t *testing.T) {
+	s := serve(t, sharing(redistest.Start(t).Addr, patient, `
+		zone q 1/1h {
+			key everyone
+			algorithm leaky_bucket
+			queue 1
+			store local
+			dry_run
+		}
+		zone enforced 4/1s {
+			key everyone
+			algorithm leaky_bucket
+			queue 9
+			store local
+		}
+		zone ours 1/1d {
+			key {header.X-User}
+		}`))
+	s.pass(1, "/", "X-User", "ann") // is in service
+	for range 3 {
+		s.refused("/", "X-User", "ann") // had the slot
+	}
+	s.pass(1, "/", "X-User", "bob")
+	if n := s.decided("q", "rejected_dry_run"); n != 0 {
+		t.Errorf("the dry run would have refused %d, want none: the slot was free each time", n)
+	}
+	s.pass(1, "/", "X-User", "cid")
+	if n := s.decided("q", "rejected_dry_run"); n != 1 {
+		t.Errorf("the dry run would have refused %d, want one: bob has the slot", n)
+	}
+}
+
 // Two rules that name one zone with a queue take two slots, and the request waits for the second of them.
 func TestF33QueueByTwoRules(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {

@@ -4,8 +4,13 @@ package sluice_test
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-sluice/sluice"
 )
 
 // around are sites whose second request is refused by the limiter itself.
@@ -72,4 +77,24 @@ func TestARefusalInPlaceOfAnUpstreamsResponse(t *testing.T) {
 	s := serve(t, "{\n admin off\n}\n:80 {\n reverse_proxy "+dial+" {\n handle_response {\n copy_response_headers\n rate_limit 1/1h\n copy_response\n}\n}\n}")
 	s.get("/")
 	checkRefusal(t, s.get("/"))
+}
+
+// foreign is a writer of another module that cannot be compared and embeds nothing of Caddy's.
+type foreign struct {
+	http.ResponseWriter
+	notes []string
+}
+
+func (f foreign) Unwrap() http.ResponseWriter { return f.ResponseWriter }
+
+// Writers that nobody knows stay in the way, whatever they are.
+func TestUnknownWritersStay(t *testing.T) {
+	last := httptest.NewRecorder()
+	w := foreign{&caddyhttp.ResponseWriterWrapper{ResponseWriter: foreign{last, nil}}, nil}
+	if _, ok := sluice.Unaltered(w).(foreign); !ok {
+		t.Error("the first writer was left out")
+	}
+	if sluice.Unaltered(last) != http.ResponseWriter(last) {
+		t.Error("the last writer was left out")
+	}
 }

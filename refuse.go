@@ -22,29 +22,26 @@ var (
 // templates and intercept, which would else write one of their own. That Caddy's writers embed an exported wrapper is how
 // they are linked past what is left out; one that does not keeps what is behind it.
 func unaltered(w http.ResponseWriter) http.ResponseWriter {
-	first := w
-	for alters(first) {
-		first = behind(first)
-	}
-	for at := first; ; {
+	first := past(w)
+	for at := first; at != nil; {
 		next := behind(at)
-		if next == nil {
-			return first
-		}
-		skipped := next
-		for skipped != nil && alters(skipped) {
-			skipped = behind(skipped)
-		}
-		if skipped != next && skipped != nil {
+		to := past(next)
+		if alters(next) {
 			if link := wrapperOf(at); link != nil {
-				link.ResponseWriter = skipped
+				link.ResponseWriter = to
 			}
 		}
-		at = skipped
-		if at == nil {
-			return first
-		}
+		at = to
 	}
+	return first
+}
+
+// past is the next writer that alters nothing, w itself if it is one.
+func past(w http.ResponseWriter) http.ResponseWriter {
+	for alters(w) {
+		w = behind(w)
+	}
+	return w
 }
 
 // behind is what a writer writes to; nil if it is the last one.
@@ -55,10 +52,10 @@ func behind(w http.ResponseWriter) http.ResponseWriter {
 	return nil
 }
 
-// alters reports whether the writer changes what passes.
+// alters reports whether the writer changes what passes. The last one never does.
 func alters(w http.ResponseWriter) bool {
 	t := reflect.TypeOf(w)
-	if t.Kind() != reflect.Pointer || behind(w) == nil {
+	if t == nil || t.Kind() != reflect.Pointer || behind(w) == nil {
 		return false
 	}
 	pkg := t.Elem().PkgPath()

@@ -200,7 +200,8 @@ func (s *sharedStore) tell(change redisstore.State) {
 	}
 }
 
-// outlive closes the store once no request owes it anything and all is settled, or nothing can be brought to it any more. It was up at the given moment.
+// outlive closes the store once no request owes it anything and all is settled, or nothing can be brought to it any more. It
+// was up at the given moment.
 func (s *sharedStore) outlive(every time.Duration, end, up time.Time) {
 	time.AfterFunc(every, func() {
 		now := time.Now()

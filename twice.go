@@ -6,9 +6,11 @@ package sluice
 
 import (
 	"context"
+	"hash/maphash"
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -90,7 +92,7 @@ func (rec *record) held(req *http.Request, by *asked, limit *algorithms.Limit, c
 			continue
 		}
 		if by.enforced && !by.rule.Cost.Dynamic() {
-			a.rule.learn(ahead{rule: by.rule, space: limit.Space, units: cost, on: kindOf(req)})
+			a.rule.learn(by.rule, limit.Space, cost, kindOf(req))
 		}
 		units += a.taken.units
 	}
@@ -104,29 +106,36 @@ type ahead struct {
 	rule  *rule
 	space algorithms.Space
 	units int64
-	on    kind
+	kinds kinds
 }
 
-// kind is what routes tell most requests apart by.
-type kind struct{ method, host, path string }
+// kinds remembers for about so many kinds of requests, by method, host and path, that a request met the later rule. Each has one
+// place, by its hash: what clients ask for costs no memory, and forgets only what has the same place.
+type kinds [1024]atomic.Uint64
 
-func kindOf(r *http.Request) kind { return kind{r.Method, r.Host, r.URL.Path} }
+var kindSeed = maphash.MakeSeed()
 
-// maxAhead bounds what clients can teach a rule by asking for ever other paths.
-const maxAhead = 64
+// kindOf is the hash of a request's kind; never 0, which is an empty place.
+func kindOf(r *http.Request) uint64 {
+	return maphash.Comparable(kindSeed, [...]string{r.Method, r.Host, r.URL.Path}) | 1<<63
+}
 
-// learn remembers it. Of two rules that learn at once one may be lost until the next request.
-func (r *rule) learn(a ahead) {
-	var known []ahead
+func (k *kinds) place(kind uint64) *atomic.Uint64 { return &k[kind%uint64(len(k))] }
+
+// learn remembers what was met. Of two rules that learn at once one may be lost until the next request.
+func (r *rule) learn(by *rule, space algorithms.Space, units int64, kind uint64) {
+	var known []*ahead
 	if list := r.ahead.Load(); list != nil {
 		known = *list
 	}
-	if !slices.Contains(known, a) {
-		if len(known) >= maxAhead {
-			known = known[1:] // the oldest
-		}
-		known = append(slices.Clip(known), a)
+	i := slices.IndexFunc(known, func(a *ahead) bool { return a.rule == by && a.space == space && a.units == units })
+	if i < 0 {
+		i = len(known)
+		known = append(slices.Clip(known), &ahead{rule: by, space: space, units: units})
 		r.ahead.Store(&known)
+	}
+	if place := known[i].kinds.place(kind); place.Load() != kind {
+		place.Store(kind)
 	}
 }
 
@@ -136,8 +145,9 @@ func (r *rule) aheadOf(req *http.Request, limit *algorithms.Limit) (units int64)
 	if list == nil {
 		return 0
 	}
+	kind := kindOf(req)
 	for _, a := range *list {
-		if a.space != limit.Space || a.on != kindOf(req) {
+		if a.space != limit.Space || a.kinds.place(kind).Load() != kind {
 			continue
 		}
 		if applies, _, err := a.rule.about(req); applies && err == nil {

@@ -99,13 +99,6 @@ func (s *Store) Settled() bool {
 	return len(s.unsettled.pending) == 0 && s.unsettled.taken == 0
 }
 
-// none reports whether nothing waits.
-func (u *settlements) none() bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return len(u.pending) == 0
-}
-
 // keepSettling is the one goroutine that settles. While Redis is down what waits is merged further.
 func (s *Store) keepSettling() {
 	for {
@@ -164,7 +157,7 @@ func (s *Store) settle(ctx context.Context, charges []algorithms.Charge) (again 
 func (s *Store) settleRest() {
 	ctx, cancel := context.WithTimeout(s.ctx, settleAtClose)
 	defer cancel()
-	for !(s.settleAll(ctx) && s.unsettled.none()) && sleep(ctx, settlePause) {
+	for !(s.settleAll(ctx) && s.Settled()) && sleep(ctx, settlePause) {
 	}
 }
 
