@@ -236,3 +236,14 @@ func FuzzReplies(f *testing.F) {
 		}
 	})
 }
+
+// What a passing reply costs: one of a decision, as it comes in one read.
+func BenchmarkGuard(b *testing.B) {
+	reply := []byte("$33\r\n" + strings.Repeat("x", 33) + "\r\n")
+	var r replies
+	for b.Loop() {
+		if err := r.scan(reply); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
