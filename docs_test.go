@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 	"unicode"
+
+	"github.com/caddy-sluice/sluice/algorithms"
 )
 
 // example is a Caddyfile from the documentation.
@@ -299,4 +301,21 @@ func within(directive bool, depth int, word string) string {
 		open = []string{":80 {", "rate_limit {", "zone z {"}[:depth+1]
 	}
 	return strings.Join(open, "\n") + "\n" + word + strings.Repeat("\n}", len(open)) + "\n"
+}
+
+// README's table says of every algorithm what it is for, docs/redis.md what it costs there, and the reference how it is written.
+func TestDocumentedAlgorithms(t *testing.T) {
+	for page, form := range map[string]string{
+		"README.md": "(?m)^\\|[^|]*`%s`", "docs/redis.md": "(?m)^\\|[^|]*`%s`", "docs/reference.md": `(?m)^\s+algorithm .*\b%s\b`,
+	} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range algorithms.AlgorithmNames() {
+			if !regexp.MustCompile(fmt.Sprintf(form, name)).Match(text) {
+				t.Errorf("%s does not speak of %s", page, name)
+			}
+		}
+	}
 }

@@ -122,14 +122,15 @@ func (l *Limit) Idle(s State, now int64) bool {
 
 // idle reports whether nothing is in use, which is cheaper to say than how much is.
 func (l *Limit) idle(c *Counter) bool {
-	switch l.Algorithm {
-	case TokenBucket, LeakyBucket, FixedWindow:
+	switch l.kernel {
+	case Meter, Fixed:
 		return c.A == 0
-	case SlidingWindow:
+	case Sliding:
 		return c.A == 0 && c.B == 0
-	default:
+	case Log, Leases:
 		return c.sum() == 0
 	}
+	panic(l.kernel.unknown())
 }
 
 // Used returns the units in use at the moment now, rounded up; it may exceed the capacity after a quota was lowered.
@@ -151,25 +152,29 @@ func (l *Limit) open(c *Counter, now int64) {
 			l.anchor(c, now)
 		}
 	}
-	switch l.Algorithm {
-	case TokenBucket, LeakyBucket:
+	switch l.kernel {
+	case Meter:
 		l.drain(c)
-	case FixedWindow, SlidingWindow:
+	case Fixed, Sliding:
 		l.roll(c)
-	default:
+	case Log, Leases:
 		l.expire(c)
+	default:
+		panic(l.kernel.unknown())
 	}
 }
 
 func (l *Limit) anchor(c *Counter, now int64) {
 	c.Anchored = true
-	switch l.Algorithm {
-	case FixedWindow, SlidingWindow:
+	switch l.kernel {
+	case Fixed, Sliding:
 		c.T = now - now%l.window
-	case SlidingLog, Concurrency:
+	case Log, Leases:
 		c.pullBack(now)
-	default:
+	case Meter:
 		c.T = now - now%l.tick
+	default:
+		panic(l.kernel.unknown())
 	}
 }
 
@@ -182,19 +187,21 @@ func (l *Limit) wait(c *Counter, now, cost int64) time.Duration {
 		return Never
 	}
 	var wait int64
-	switch l.Algorithm {
-	case TokenBucket, LeakyBucket:
+	switch l.kernel {
+	case Meter:
 		wait = l.meterWait(c, cost)
-	case FixedWindow:
+	case Fixed:
 		wait = l.fixedWait(c, cost)
-	case SlidingWindow:
+	case Sliding:
 		wait = l.slidingWait(c, 0, cost)
-	case Concurrency:
+	case Leases:
 		if c.sum() > l.Quota-cost {
 			return Unknown
 		}
-	default:
+	case Log:
 		wait = l.logWait(c, cost)
+	default:
+		panic(l.kernel.unknown())
 	}
 	return c.from(now, wait)
 }
@@ -213,7 +220,7 @@ func (l *Limit) next(c *Counter, now, remaining int64) time.Duration {
 	switch {
 	case remaining >= l.Capacity:
 		return Never
-	case l.Algorithm == SlidingWindow:
+	case l.kernel == Sliding:
 		return c.from(now, l.slidingWait(c, remaining, 1))
 	}
 	return l.wait(c, now, remaining+1)
@@ -236,19 +243,20 @@ func (l *Limit) delay(c *Counter, now, cost int64) time.Duration {
 
 // used counts the units in use, rounded up.
 func (l *Limit) used(c *Counter) int64 {
-	switch l.Algorithm {
-	case TokenBucket, LeakyBucket:
+	switch l.kernel {
+	case Meter:
 		return ceilDiv(c.A, l.den)
-	case FixedWindow:
+	case Fixed:
 		return c.A
-	case SlidingWindow:
+	case Sliding:
 		if c.B == 0 {
 			return c.A
 		}
 		return c.A + ceilDiv(l.weigh(c), l.ticks)
-	default:
+	case Log, Leases:
 		return c.sum()
 	}
+	panic(l.kernel.unknown())
 }
 
 // take commits a charge, or gives back if its cost is negative, and returns the mark for giving back.
@@ -265,27 +273,29 @@ func (l *Limit) take(c *Counter, charge *Charge) int64 {
 	}
 	c.changed = true
 	units := min(charge.Cost, MaxExact)
-	switch l.Algorithm {
-	case TokenBucket, LeakyBucket:
+	switch l.kernel {
+	case Meter:
 		return l.fill(c, units)
-	case FixedWindow, SlidingWindow:
+	case Fixed, Sliding:
 		c.A = min(c.A+units, MaxExact)
 		return c.T
-	default:
+	case Log, Leases:
 		c.append(units)
 		return c.now
 	}
+	panic(l.kernel.unknown())
 }
 
 // giveBack returns units only to what they were taken from, as far as it still stands; false if it does not.
 func (l *Limit) giveBack(c *Counter, charge *Charge) bool {
 	units := -max(charge.Cost, -MaxExact)
-	switch l.Algorithm {
-	case TokenBucket, LeakyBucket:
+	switch l.kernel {
+	case Meter:
 		return l.unfill(c, units, charge.Mark, charge.Force)
-	case FixedWindow, SlidingWindow:
+	case Fixed, Sliding:
 		return l.uncount(c, units, charge.Mark)
-	default:
+	case Log, Leases:
 		return c.remove(units, charge.Mark)
 	}
+	panic(l.kernel.unknown())
 }

@@ -3,7 +3,7 @@ package algorithms
 // Params are the integers of a compiled limit: what a kernel that is not written in Go needs to decide
 // as this package does. All are whole numbers from 0 to [MaxExact].
 type Params struct {
-	Algorithm Algorithm
+	Kernel Kernel
 	// Capacity is the largest cost that can ever pass; Quota the units per window.
 	Capacity, Quota int64
 	// Window in microseconds; Tick in microseconds; Ticks is the window in ticks.
@@ -20,7 +20,7 @@ type Params struct {
 // Params returns the limit's integers, for a store that decides elsewhere.
 func (l *Limit) Params() Params {
 	return Params{
-		Algorithm: l.Algorithm, Capacity: l.Capacity, Quota: l.Quota,
+		Kernel: l.kernel, Capacity: l.Capacity, Quota: l.Quota,
 		Window: l.window, Tick: l.tick, Ticks: l.ticks, Num: l.num, Den: l.den, Ceiling: l.ceiling,
 		Slack: l.slack, Latest: l.latest,
 	}

@@ -57,12 +57,6 @@ func (a Algorithm) String() string {
 	return fmt.Sprintf("algorithm(%d)", uint8(a))
 }
 
-// Bucket reports whether the algorithm is a bucket, which has a burst.
-func (a Algorithm) Bucket() bool { return a == TokenBucket || a == LeakyBucket }
-
-// Log reports whether the algorithm keeps entries, by which its state has no constant size.
-func (a Algorithm) Log() bool { return a == SlidingLog || a == Concurrency }
-
 // Policy is a limit as an operator thinks of it.
 type Policy struct {
 	Algorithm Algorithm
@@ -98,6 +92,7 @@ type Limit struct {
 	// MaxKeys bounds how many keys a local store holds for this space; 0 means [DefaultMaxKeys].
 	MaxKeys int
 
+	kernel Kernel
 	window int64 // µs
 	tick   int64 // µs per tick
 	ticks  int64 // window in ticks
@@ -132,7 +127,7 @@ var (
 
 // Compile turns a policy of a zone into a Limit, or says what is wrong with it.
 func Compile(zone string, p Policy) (*Limit, error) {
-	if p.Algorithm < FixedWindow || p.Algorithm > Concurrency {
+	if p.Algorithm.Kernel() == 0 {
 		return nil, fmt.Errorf("%w: %v, want one of %v", ErrAlgorithm, p.Algorithm, AlgorithmNames())
 	}
 	if p.Quota < 0 || p.Quota > MaxExact {
@@ -145,6 +140,7 @@ func Compile(zone string, p Policy) (*Limit, error) {
 		Policy:   p,
 		Space:    Space{Zone: zone, Algorithm: p.Algorithm, Window: p.Window},
 		Capacity: p.Quota,
+		kernel:   p.Algorithm.Kernel(),
 		window:   p.Window.Microseconds(),
 	}
 	if err := l.checkBurst(); err != nil {
@@ -208,8 +204,8 @@ func (l *Limit) chooseTick() bool {
 	const coarsest = 1_000_000_000 // µs; ticks beyond this would be felt
 	for tick := int64(1); tick <= coarsest && l.window%tick == 0; tick *= 10 {
 		l.tick, l.ticks = tick, l.window/tick
-		switch l.Algorithm {
-		case TokenBucket, LeakyBucket:
+		switch l.kernel {
+		case Meter:
 			// Reduced, because 100 per minute needs no more precision than 5 per 3 seconds.
 			g := gcd(l.Quota, l.ticks)
 			l.num, l.den = l.Quota/g, l.ticks/g
@@ -223,13 +219,15 @@ func (l *Limit) chooseTick() bool {
 			if l.den <= MaxExact/max(l.Capacity, 1) {
 				return true
 			}
-		case SlidingWindow:
+		case Sliding:
 			l.most = MaxExact / l.ticks
 			if l.Quota <= l.most {
 				return true
 			}
-		default: // no products
+		case Fixed, Log, Leases: // no products
 			return true
+		default:
+			panic(l.kernel.unknown())
 		}
 	}
 	return false

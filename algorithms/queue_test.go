@@ -277,7 +277,7 @@ func TestBanLastsExactly(t *testing.T) {
 func TestParams(t *testing.T) {
 	p := newQueue(t, 5, 3, ms(250)).l.Params()
 	want := Params{
-		Algorithm: LeakyBucket, Capacity: 6, Quota: 10, Window: 1_000_000, Tick: 1, Ticks: 1_000_000, Num: 1, Den: 100_000,
+		Kernel: Meter, Capacity: 6, Quota: 10, Window: 1_000_000, Tick: 1, Ticks: 1_000_000, Num: 1, Den: 100_000,
 		Ceiling: MaxExact, Slack: 300_000, Latest: 550_000,
 	}
 	if p != want {

@@ -9,7 +9,7 @@ func (l *Limit) roll(c *Counter) {
 		return
 	}
 	start := c.now - c.now%l.window
-	if start == c.T+l.window && l.Algorithm == SlidingWindow {
+	if start == c.T+l.window && l.kernel == Sliding {
 		c.B = c.A
 	} else {
 		c.B = 0

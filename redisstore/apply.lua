@@ -21,7 +21,7 @@ local NEVER, UNKNOWN = -1, -2
 local PAD = 60000000 -- µs that a key outlives its use: a TTL is garbage collection, nothing is decided by it
 -- The state: format, T, A, B, and the second of its end. SETRANGE costs a third of SET with a TTL.
 local FORMAT, STATE, STATE_SIZE = 1, '>BI7I7I7I5', 27
-local CONCURRENCY, FIXED, LOG, SLIDING = 0, 1, 2, 3 -- greater: the meter
+local LEASES, FIXED, LOG, SLIDING, METER = 1, 2, 3, 4, 5 -- algorithms.Kernel
 
 -- The row in which a charge of a batch of several is put by, until the batch is decided. A charge that comes alone, as
 -- most do, stays in hand. From AT on it is the charge's counter: at, T, A, B, left, lives, changed, and for a log its
@@ -46,7 +46,7 @@ local function rare()
 
   -- read returns a counter, or false when its state is in a format that this version does not know.
   function k.read(key, l)
-    local c = {key = key, own = l.algorithm == CONCURRENCY, T = 0, A = 0, S = 0, head = 0, n = 0, raw = ''}
+    local c = {key = key, own = l.kernel == LEASES, T = 0, A = 0, S = 0, head = 0, n = 0, raw = ''}
     local v = redis.pcall('GETRANGE', key, 0, HEADER_SIZE + SMALL * ENTRY_SIZE - 1)
     if type(v) ~= 'string' then return false end
     if #v > 0 then
@@ -244,7 +244,7 @@ local function rare()
   -- the last slot can be given back, unless it is forced.
   function k.giveBack(l, units, mark, force, at, T, A, B, c)
     if c then return A, B, k.remove(c, units, mark) end
-    if l.algorithm > SLIDING then
+    if l.kernel == METER then
       if at >= mark or A == 0 then return A, B, false end
       local empty = at + (A + -A % l.num) / l.num * l.tick - at % l.tick
       if l.slack and not force and mark ~= empty then return A, B, false end
@@ -301,7 +301,7 @@ local function open(l, T, A, B, c)
       changed = true
       if c then
         k.pullBack(c)
-      elseif l.algorithm > SLIDING then
+      elseif l.kernel == METER then
         T = now - now % tick
       else
         T = now - now % l.window
@@ -313,7 +313,7 @@ local function open(l, T, A, B, c)
     k.expire(c, l)
     return at, T, A, B, 0, changed
   end
-  if l.algorithm > SLIDING then
+  if l.kernel == METER then
     -- A moment that another tick stored is rounded up: later means less drained, never credit for nothing.
     T = T + -T % tick
     if at < T then at = T end
@@ -335,7 +335,7 @@ local function open(l, T, A, B, c)
   end
   local start = at - at % l.window
   if start ~= T then
-    if l.algorithm == SLIDING and start == T + l.window then B = A else B = 0 end
+    if l.kernel == SLIDING and start == T + l.window then B = A else B = 0 end
     T, A = start, 0
   end
   return at, T, A, B, l.ticks - (at - start - (at - start) % tick) / tick, changed
@@ -346,11 +346,11 @@ local function wait(l, cost, held, at, T, A, B, left, c)
   if cost <= 0 then return 0 end
   if cost > l.capacity then return NEVER end
   local w, room = 0, l.capacity - cost
-  if l.algorithm > SLIDING then
+  if l.kernel == METER then
     local over = A - room * l.den
     if l.latest and A - l.latest > over then over = A - l.latest end
     if over > 0 then w = (over + -over % l.num) / l.num * l.tick - at % l.tick end
-  elseif l.algorithm == SLIDING then
+  elseif l.kernel == SLIDING then
     local ticks, tick = l.ticks, l.tick
     if B > l.most then B = l.most end
     if A > l.most then A = l.most end
@@ -363,7 +363,7 @@ local function wait(l, cost, held, at, T, A, B, left, c)
     end
   elseif c then
     local over = c.S - c.A - room
-    if over > 0 and l.algorithm == CONCURRENCY then return cost + held > l.capacity and NEVER or UNKNOWN end
+    if over > 0 and l.kernel == LEASES then return cost + held > l.capacity and NEVER or UNKNOWN end
     if over > 0 then w = k.wait(c, l, over) end
   elseif A > room then
     w = T + l.window - at
@@ -382,9 +382,9 @@ end
 
 -- used is the units in use, rounded up.
 local function used(l, A, B, left, c)
-  if l.algorithm > SLIDING then return (A + -A % l.den) / l.den end
+  if l.kernel == METER then return (A + -A % l.den) / l.den end
   if c then return c.S - c.A end
-  if B == 0 or l.algorithm == FIXED then return A end
+  if B == 0 or l.kernel == FIXED then return A end
   if B > l.most then B = l.most end
   B = B * left
   return A + (B + -B % l.ticks) / l.ticks
@@ -392,7 +392,7 @@ end
 
 -- take commits a cost above 0: A, mark.
 local function take(l, cost, at, T, A, c)
-  if l.algorithm > SLIDING then
+  if l.kernel == METER then
     local den, num, tick = l.den, l.num, l.tick
     local most = (EXACT - EXACT % den) / den
     if cost > most then cost = most end
@@ -411,9 +411,9 @@ end
 -- write keeps a counter until it says no more than a missing key.
 local function write(key, l, at, T, A, B, lives, c)
   local idle = T + l.window
-  if l.algorithm > SLIDING then
+  if l.kernel == METER then
     idle = at + (A + -A % l.num) / l.num * l.tick
-  elseif l.algorithm == SLIDING then
+  elseif l.kernel == SLIDING then
     idle = idle + l.window
   elseif c then
     idle = at + l.window - now
@@ -442,18 +442,19 @@ end
 
 -- limit reads the i-th limit; the log and the window send their ticks where the meter sends num.
 local function limit(i)
-  local algorithm, capacity, window, tick, num, den, ceiling, slack, latest = unpack('>Bi8i8i8i8i8i8i8i8', ARGV[1], i * 65 - 64)
-  if algorithm > SLIDING then
+  local kernel, capacity, window, tick, num, den, ceiling, slack, latest = unpack('>Bi8i8i8i8i8i8i8i8', ARGV[1], i * 65 - 64)
+  if kernel == METER then
     local l = {
-      algorithm = algorithm, capacity = capacity, window = window, tick = tick, num = num, den = den, ceiling = ceiling,
+      kernel = kernel, capacity = capacity, window = window, tick = tick, num = num, den = den, ceiling = ceiling,
     }
     if slack < EXACT then l.slack, l.latest = slack, latest end -- only a queue has them
     return l
   end
-  local log = algorithm == LOG or algorithm == CONCURRENCY
+  local log = kernel == LOG or kernel == LEASES
+  if not log and kernel ~= FIXED and kernel ~= SLIDING then error('a kernel that this script lacks') end
   if log then k = k or rare() end
   return {
-    algorithm = algorithm, capacity = capacity, window = window, tick = tick, log = log,
+    kernel = kernel, capacity = capacity, window = window, tick = tick, log = log,
     ticks = num, most = (EXACT - EXACT % num) / num,
   }
 end
@@ -569,7 +570,7 @@ while pos <= #charges do
           if remaining < 0 or l.latest and A > l.latest then remaining = 0 end
           if remaining < l.capacity then
             -- What remains is used first, as early as it can be: in the sliding-window counter it weighs on.
-            if l.algorithm == SLIDING then
+            if l.kernel == SLIDING then
               more = wait(l, 1, 0, at, T, A + remaining, B, left, c)
             else
               more = wait(l, remaining + 1, 0, at, T, A, B, left, c)

@@ -431,8 +431,8 @@ var mutants = []struct{ old, new string }{
 	{"if over <= 0 or cost <= 0", "if over <= 0"},
 	{"* l.tick - at % l.tick + at - now", "* l.tick - at % l.tick"},
 	{"cost + held > l.capacity and NEVER or", "cost > l.capacity and NEVER or"},
-	{"if over > 0 and l.algorithm == CONCURRENCY then", "if over >= 0 and l.algorithm == CONCURRENCY then"},
-	{"algorithm == LOG or algorithm == CONCURRENCY", "algorithm == LOG"},
+	{"if over > 0 and l.kernel == LEASES then", "if over >= 0 and l.kernel == LEASES then"},
+	{"kernel == LOG or kernel == LEASES", "kernel == LOG"},
 	{"and not force and mark", "and mark"},
 	{"if l.slack and not force", "if false and not force"},
 	{"or l.latest and A > l.latest then", "then"},
@@ -476,6 +476,23 @@ func TestScriptKeepsNumbersFromText(t *testing.T) {
 					t.Errorf("%s:%d: %q can turn a number into text: %s", name, n+1, trap, line)
 				}
 			}
+		}
+	}
+}
+
+// An algorithm that was added by half is an error of the script, and is not counted as another.
+func TestScriptRefusesAKernelItLacks(t *testing.T) {
+	client := testClient(t, redistest.Start(t))
+	limit, err := algorithms.Compile("z", algorithms.Policy{Algorithm: algorithms.FixedWindow, Quota: 1, Window: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	packed := appendLimit(nil, limit)
+	one := (&ask{cost: 1}).appendTo([]byte{1}, 0, flagLast)
+	for kernel, lacks := range map[algorithms.Kernel]bool{0: true, algorithms.Meter: false, algorithms.Meter + 1: true} {
+		packed[0] = byte(kernel)
+		if err := client.Eval(t.Context(), redisTime+body, []string{"key"}, packed, one).Err(); (err != nil) != lacks {
+			t.Errorf("kernel %d: error %v", kernel, err)
 		}
 	}
 }

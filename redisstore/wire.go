@@ -122,14 +122,10 @@ func (a *ask) appendTo(dst []byte, limit int, flags byte) []byte {
 func appendLimit(dst []byte, l *algorithms.Limit) []byte {
 	p := l.Params()
 	numOrTicks := p.Num
-	if !p.Algorithm.Bucket() {
+	if p.Kernel != algorithms.Meter {
 		numOrTicks = p.Ticks
 	}
-	algorithm := byte(p.Algorithm)
-	if p.Algorithm == algorithms.Concurrency {
-		algorithm = 0 // the script takes what is above the classic ones for meters
-	}
-	dst = append(dst, algorithm)
+	dst = append(dst, byte(p.Kernel))
 	for _, n := range [...]int64{p.Capacity, p.Window, p.Tick, numOrTicks, p.Den, p.Ceiling, p.Slack, p.Latest} {
 		dst = binary.BigEndian.AppendUint64(dst, uint64(n))
 	}

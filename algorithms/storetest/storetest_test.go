@@ -138,3 +138,20 @@ func BenchmarkReference(b *testing.B) {
 		return NewReference(func() int64 { clock.Advance(tick); return clock.Now() })
 	})
 }
+
+// Every algorithm is in the walk that holds each store against the reference, the script among them, and in the suite of
+// promises, unless it has a suite of its own.
+func TestEveryAlgorithmIsWalked(t *testing.T) {
+	walked, promised := map[algorithms.Algorithm]bool{}, map[algorithms.Algorithm]bool{algorithms.Concurrency: true}
+	for _, p := range walkPolicies {
+		walked[p.Algorithm] = true
+	}
+	for _, p := range policies {
+		promised[p.Algorithm] = true
+	}
+	for a := algorithms.Algorithm(1); a.Kernel() != 0; a++ {
+		if !walked[a] || !promised[a] {
+			t.Errorf("%v: in the walk %v, in the suite %v", a, walked[a], promised[a])
+		}
+	}
+}
