@@ -181,6 +181,9 @@ func (h *Handler) Cleanup() error {
 
 // ServeHTTP lets the request go on, or answers it.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if included(r) {
+		return next.ServeHTTP(w, r)
+	}
 	owed, refused, err := h.limit(w, r)
 	switch {
 	case refused || err != nil:

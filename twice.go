@@ -17,6 +17,16 @@ import (
 	"github.com/caddy-sluice/sluice/fields"
 )
 
+// included reports whether the request was made by Caddy's templates (httpInclude) for a page of this server. It is a part of the
+// request for that page, which has been charged. It comes without the client's address, so that as a request of its own all
+// clients would share its counters. A client cannot pass for one: what came over a connection has a server in its context.
+func included(r *http.Request) bool {
+	return r.RemoteAddr == includeAddr && r.Header.Get("Caddy-Templates-Include") != "" && r.Context().Value(http.ServerContextKey) == nil
+}
+
+// includeAddr is what Caddy writes in place of the client's address. It is compared first, since it costs least.
+const includeAddr = "127.0.0.1:10000"
+
 // severalRules reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
 func (z *zone) severalRules() bool { return z.rules > 1 }
 

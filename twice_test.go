@@ -4,6 +4,10 @@ package sluice_test
 
 import (
 	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -201,5 +205,44 @@ func TestRefusedRequestComesBack(t *testing.T) {
 	s.pass(1, "/")
 	if a := s.get("/"); a.body != "served" {
 		t.Error(a.Status, a.body)
+	}
+}
+
+// H08. What a page includes is part of the request for the page: it is not charged again, nor under an address that all share.
+// Who asks for the part itself is limited, whatever it pretends.
+func TestIncludedPartsAreChargedWithTheirPage(t *testing.T) {
+	s := newServer(t)
+	write := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("page.html", `{{httpInclude "/part.html"}}{{httpInclude "/part.html"}}`)
+	write("part.html", "part")
+	if err := s.load(":80 {\n root * " + s.dir + "\n rate_limit {\n zone site 5/1h\n zone parts 3/1h {\n match path /part.html\n }\n }\n templates\n file_server\n}"); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		if resp, body := get(t, s.client, "http://"+s.addr()+"/page.html"); resp.StatusCode != 200 || body != "partpart" {
+			t.Errorf("a page: %s %q", resp.Status, body)
+		}
+	}
+	if resp, _ := get(t, s.client, "http://"+s.addr()+"/page.html"); resp.StatusCode != 429 {
+		t.Errorf("the page above the limit: %s", resp.Status)
+	}
+	// From another address, the one that Caddy writes for what templates include, and with its field.
+	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	client := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+	for i := range 4 {
+		req, _ := http.NewRequest("GET", "http://"+s.addr()+"/part.html", nil)
+		req.Header.Set("Caddy-Templates-Include", "1")
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if want := 200 + i/3*229; resp.StatusCode != want {
+			t.Errorf("part %d: %s, want %d", i, resp.Status, want)
+		}
 	}
 }
