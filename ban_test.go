@@ -304,3 +304,17 @@ func TestBansOfTwoRulesOneZone(t *testing.T) {
 	s.pass(1, "/second")
 	s.banned("b", 60, "/second")
 }
+
+// H15. A ban was earned: clients without end push out what others have used, but no ban.
+func TestBansOutliveMaxKeys(t *testing.T) {
+	s := serve(t, ":80 {\n rate_limit {\n zone z 1/1h {\n key {header.X-Key}\n ban 2h after 1/1h\n }\n max_keys 50\n }\n respond ok\n}")
+	for i := range 200 {
+		s.pass(1, "/", "X-Key", fmt.Sprint(i))
+		s.refused("/", "X-Key", fmt.Sprint(i))
+	}
+	for i := range 200 {
+		if a := s.do("GET", "/", "X-Key", fmt.Sprint(i)); a.StatusCode != 429 || s.wait(a) < 7000 {
+			t.Fatalf("client %d is no longer banned: %s, Retry-After %s", i, a.Status, a.Header.Get("Retry-After"))
+		}
+	}
+}

@@ -70,7 +70,11 @@ func (z *zoneCompiler) ban() error {
 			return z.fail("ban", -1, err)
 		}
 	}
-	b.Bans.MaxKeys = z.maxKeys
+	// A ban was earned, and forgetting one lets its client in. So a small table of clients does not bound them.
+	b.Bans.MaxKeys = max(z.maxKeys, algorithms.DefaultMaxKeys)
+	if b.Ladder != nil {
+		b.Ladder.MaxKeys = b.Bans.MaxKeys
+	}
 	z.out.Ban = b
 	return nil
 }
