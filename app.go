@@ -217,47 +217,70 @@ func (a *App) warnShared(first, r *caddyfile.Rule, logger *zap.Logger) {
 	}
 }
 
-// spaces are those of the zones of a config that was started.
-type spaces struct {
+// counted is what the zones of a config that was started count, and where.
+type counted struct {
 	app    *App // nil: no config
-	byZone map[string][]*algorithms.Limit
+	limits map[string][]*algorithms.Limit
+	place  map[string]string
 }
 
 // started is the config that was started last, and the one before it until that is cleaned up: if the newer
 // fails to start, the older goes on.
 var started struct {
 	sync.Mutex
-	last, before spaces
+	last, before counted
 }
 
-// sayFreshStarts warns of zones that were there before and get new counters, because their algorithm or window changed. It is
-// said when a config starts, so that a rejected one says nothing.
+// sayFreshStarts warns of zones that were there before and get new counters, because they count elsewhere, or their algorithm or
+// window changed. It is said when a config starts, so that a rejected one says nothing.
 func (a *App) sayFreshStarts() {
 	started.Lock()
 	defer started.Unlock()
-	before, now := started.last, spaces{a, make(map[string][]*algorithms.Limit)}
+	before, now := started.last, counted{a, make(map[string][]*algorithms.Limit), make(map[string]string)}
 	started.before, started.last = before, now
 	for _, z := range a.open() {
-		for limit := range z.first.AllLimits() {
-			now.byZone[z.first.Zone] = append(now.byZone[z.first.Zone], limit)
-			same := func(l *algorithms.Limit) bool { return l.Space == limit.Space }
-			if known := before.byZone[z.first.Zone]; known != nil && !slices.ContainsFunc(known, same) {
-				if limit.Algorithm == algorithms.Concurrency {
-					a.logger.Warn("requests in flight are counted afresh, because store, or in Redis lease, changed", zap.String("zone", z.first.Zone))
-					continue
-				}
-				var was []string
-				hint := zap.Skip()
-				for _, l := range known {
-					was = append(was, caddyfile.DescribeLimit(l.Policy))
-					if l.Window == limit.Window {
-						hint = zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it")
-					}
-				}
-				a.logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", z.first.Zone),
-					zap.Strings("before", was), zap.String("now", caddyfile.DescribeLimit(limit.Policy)), hint)
+		name := z.first.Zone
+		now.limits[name], now.place[name] = slices.Collect(z.first.AllLimits()), a.placeOf(z.first)
+		known, was := before.limits[name], before.place[name]
+		switch {
+		case known == nil:
+		case was != now.place[name]:
+			a.logger.Warn("a zone that counts elsewhere starts afresh, bans included", zap.String("zone", name),
+				zap.String("before", was), zap.String("now", now.place[name]))
+		default:
+			a.sayFreshLimits(name, known, now.limits[name])
+		}
+	}
+}
+
+// placeOf names where a rule counts.
+func (a *App) placeOf(r *caddyfile.Rule) string {
+	if r.Store != caddyfile.StoreRedis {
+		return "this process"
+	}
+	return a.shared.Place()
+}
+
+// sayFreshLimits warns of those of a zone's limits that have no counters yet.
+func (a *App) sayFreshLimits(name string, known, limits []*algorithms.Limit) {
+	for _, limit := range limits {
+		if slices.ContainsFunc(known, func(l *algorithms.Limit) bool { return l.Space == limit.Space }) {
+			continue
+		}
+		if limit.Algorithm == algorithms.Concurrency {
+			a.logger.Warn("requests in flight are counted afresh, because their lease changed", zap.String("zone", name))
+			continue
+		}
+		var was []string
+		hint := zap.Skip()
+		for _, l := range known {
+			was = append(was, caddyfile.DescribeLimit(l.Policy))
+			if l.Window == limit.Window {
+				hint = zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it")
 			}
 		}
+		a.logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", name),
+			zap.Strings("before", was), zap.String("now", caddyfile.DescribeLimit(limit.Policy)), hint)
 	}
 }
 
@@ -267,9 +290,9 @@ func (a *App) forgetStart() {
 	defer started.Unlock()
 	switch a {
 	case started.last.app:
-		started.last, started.before = started.before, spaces{}
+		started.last, started.before = started.before, counted{}
 	case started.before.app:
-		started.before = spaces{}
+		started.before = counted{}
 	}
 }
 

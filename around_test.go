@@ -75,6 +75,31 @@ func TestWarningsAreTrue(t *testing.T) {
 	}
 }
 
+// G01. An error route that lets refusals be kept by caches is told of, whatever it is written around.
+func TestCacheableErrorRoutesAreWarnedOf(t *testing.T) {
+	const limited = ":80 {\n rate_limit 1/1h%s\n respond ok\n %s\n}"
+	for name, test := range map[string]struct{ more, routes, want string }{
+		"for an hour":            {"", "handle_errors {\n header Cache-Control \"public, max-age=3600\"\n respond sorry\n }", `Cache-Control "public, max-age=3600"`},
+		"in a handle":            {"", "handle_errors {\n handle {\n header Expires \"Thu, 01 Jan 2099 00:00:00 GMT\"\n respond sorry\n }\n }", "Expires"},
+		"of refusals":            {"", "handle_errors 429 {\n header CDN-Cache-Control max-age=60\n respond sorry\n }", "Cdn-Cache-Control"},
+		"of all 4xx":             {"", "handle_errors 4xx {\n header >Cache-Control max-age=60\n respond sorry\n }", "Cache-Control"},
+		"of another status":      {"", "handle_errors 404 {\n header Cache-Control max-age=60\n respond sorry\n }", ""},
+		"of 5xx":                 {"", "handle_errors 5xx {\n header Cache-Control max-age=60\n respond sorry\n }", ""},
+		"not to be kept":         {"", "handle_errors {\n header Cache-Control no-store\n respond sorry\n }", ""},
+		"another field":          {"", "handle_errors {\n header X-Sorry yes\n respond sorry\n }", ""},
+		"answered by the module": {" {\n response problem\n }", "handle_errors {\n header Cache-Control max-age=60\n respond sorry\n }", ""},
+		"of a status of its own": {" {\n status 503\n }", "handle_errors 503 {\n header Cache-Control max-age=60\n respond sorry\n }", "Cache-Control"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			serve(t, fmt.Sprintf(limited, test.more, test.routes))
+			got := strings.Join(warnings(t), "\n")
+			if test.want == "" && got != "" || !strings.Contains(got, test.want) {
+				t.Errorf("warned %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
 // A warning about two places names both.
 func TestWarningsNameBothPlaces(t *testing.T) {
 	serve(t, "http://a.test {\n rate_limit {\n  zone z {header.A} 2/1h\n }\n}\nhttp://b.test {\n rate_limit {\n  zone z {header.B} 2/1h\n }\n}")

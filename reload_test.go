@@ -9,12 +9,15 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
 // Under load, through a thousand reloads, no admitted request goes uncounted, and nothing grows.
@@ -316,6 +319,32 @@ func TestFreshStartAfterAFailedStart(t *testing.T) {
 		s.mustLoad(config("2h"))
 		if n := len(logged(t, "a limit with another window or algorithm starts afresh")); n != want {
 			t.Errorf("%d warnings, want %d", n, want)
+		}
+	}
+}
+
+// G36. A zone that counts in another place starts afresh, which the log says once, and says of no other change of settings.
+func TestChangedPlaceStartsAfresh(t *testing.T) {
+	server := redistest.Start(t)
+	config := func(redis, zone string) string {
+		return "{\n rate_limit {\n redis " + server.Addr + redis + "\n }\n}\n:80 {\n rate_limit {\n zone moves 5/1h {\n" + zone + "\n }\n }\n respond ok\n}"
+	}
+	s := newServer(t)
+	for _, step := range []struct{ redis, zone, before, now string }{
+		{"", "", "", ""},
+		{" {\n timeout 60ms\n }", "", "", ""},
+		{"", "store local", "prefix rate_limit", "this process"},
+		{"", "store local\n ipv4_prefix 24", "", ""},
+		{" {\n prefix other\n }", "", "this process", "prefix other"},
+		{" {\n prefix third\n }", "", "prefix other", "prefix third"},
+	} {
+		processLog.reset()
+		s.mustLoad(config(step.redis, step.zone))
+		lines := logged(t, "a zone that counts elsewhere starts afresh, bans included")
+		switch {
+		case step.now == "" && len(lines) == 0:
+		case len(lines) != 1 || !strings.Contains(fmt.Sprint(lines[0]["before"]), step.before) || !strings.Contains(fmt.Sprint(lines[0]["now"]), step.now):
+			t.Errorf("%q %q: %v", step.redis, step.zone, lines)
 		}
 	}
 }

@@ -27,6 +27,8 @@ type around struct {
 	proxied bool
 	// matchers of the routes that lead to it.
 	matchers []any
+	// errorRoutes of the server, in JSON.
+	errorRoutes []any
 }
 
 const everything = "*"
@@ -57,6 +59,11 @@ func lookAround(ctx caddy.Context, c *Config) *around {
 		return a
 	}
 	a.proxied = trustsProxies(server)
+	if server.Errors != nil {
+		for i := range server.Errors.Routes {
+			a.errorRoutes = append(a.errorRoutes, toJSON(&server.Errors.Routes[i]))
+		}
+	}
 	own, err := json.Marshal(c)
 	if err == nil && a.findIn(server.Routes, own) {
 		slices.Sort(a.before) // maps of JSON have no order, and messages have one

@@ -139,6 +139,7 @@ func compile(c *Config, lookup func(string) (string, bool), around *around) (*Ru
 	if err := k.handler(); err != nil {
 		return nil, err
 	}
+	k.warnCacheable()
 	zones, names, err := k.zones()
 	if err != nil {
 		return nil, err

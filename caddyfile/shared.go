@@ -15,6 +15,8 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -34,6 +36,21 @@ type Shared struct {
 	FleetSize int
 	// Warnings are for the log: what is allowed and probably not meant.
 	Warnings []string
+}
+
+// Place says where the counters are: settings with the same place reach the same counters. Of sentinels and of the nodes of a
+// cluster any few lead there, so that their addresses do not count.
+func (s *Shared) Place() string {
+	o := &s.Options
+	place := []string{"redis", string(o.Mode)}
+	switch o.Mode {
+	case redisstore.Sentinel:
+		place = append(place, o.MasterName)
+	case redisstore.Cluster:
+	default:
+		place = append(place, o.Addrs...)
+	}
+	return strings.Join(append(place, "db", strconv.Itoa(o.DB), "prefix", o.Prefix), " ")
 }
 
 const (

@@ -24,6 +24,7 @@ const (
 	exceeded       = "rate limit exceeded"
 	exceededDryRun = "request would have been refused (dry run)"
 	exceededEvent  = "rate_limit_exceeded"
+	dryRunEvent    = "rate_limit_exceeded_dry_run"
 	banned         = "client banned"
 	bannedEvent    = "rate_limit_banned"
 )
@@ -37,7 +38,7 @@ type Refusal struct {
 	// Wait is what Retry-After says before rounding, jitter included; algorithms.Never if waiting does not help,
 	// algorithms.Unknown if nobody knows how long.
 	Wait time.Duration
-	// DryRun: nothing was refused, so there is a log line of other wording and no event.
+	// DryRun: nothing was refused, so there is a log line of other wording and an event of another name.
 	DryRun bool
 	// Now is the monotonic clock, counted from one fixed moment of the process. It is only used for sampling.
 	Now time.Duration
@@ -87,12 +88,16 @@ func (t *Reporter) Refused(r *http.Request, f Refusal) {
 	if t.logger.Core().Enabled(zapcore.InfoLevel) {
 		t.log(r, &f)
 	}
-	if !f.DryRun && t.events.ShouldEmit(exceededEvent) {
+	event := exceededEvent
+	if f.DryRun {
+		event = dryRunEvent
+	}
+	if t.events.ShouldEmit(event) {
 		data := map[string]any{}
 		if f.Wait != algorithms.Unknown { // but Never is a wait: caddy-ratelimit's subscribers expect one
 			data["wait"] = f.Wait
 		}
-		t.emit(r, exceededEvent, f.Zone, f.Key, f.Text, data)
+		t.emit(r, event, f.Zone, f.Key, f.Text, data)
 	}
 }
 

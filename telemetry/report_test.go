@@ -65,7 +65,7 @@ func (l *limiter) Provision(ctx caddy.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range []string{"rate_limit_exceeded", "rate_limit_banned"} {
+		for _, name := range []string{"rate_limit_exceeded", "rate_limit_exceeded_dry_run", "rate_limit_banned"} {
 			if err := app.(*caddyevents.App).On(name, l); err != nil {
 				return err
 			}
@@ -279,7 +279,7 @@ func TestF27KeysInLogs(t *testing.T) {
 	}
 }
 
-// Every refusal is an event when someone listens, with the key only if log_key is on; a dry run is none.
+// Every refusal is an event when someone listens, with the key only if log_key is on; a dry run's has another name.
 func TestEvent(t *testing.T) {
 	for _, logKey := range []bool{false, true} {
 		l := run(t, &limiter{Listen: true, LogKey: logKey}, quiet)
@@ -289,14 +289,14 @@ func TestEvent(t *testing.T) {
 			l.reporter.Refused(r, Refusal{Zone: "api", Key: "k\xff", Wait: time.Second})
 		}
 		l.reporter.Refused(r, Refusal{Zone: "api", Key: "k", Wait: time.Second, DryRun: true})
-		if len(l.events) != 3 {
-			t.Fatalf("%d events, want 3", len(l.events))
+		if len(l.events) != 4 || l.events[3].Name() != "rate_limit_exceeded_dry_run" {
+			t.Fatalf("%d events, want 3 and a dry run's: %v", len(l.events), l.events)
 		}
 		want := map[string]any{"zone": "api", "wait": time.Second, "remote_ip": "192.0.2.9"}
 		if logKey {
 			want["key"] = `k\xff`
 		}
-		for _, e := range l.events {
+		for _, e := range l.events[:3] {
 			if e.Name() != "rate_limit_exceeded" || e.Origin() == nil || e.Origin().CaddyModule().ID != "telemetry_test" || len(e.Data) != len(want) {
 				t.Errorf("event %s from %v with %v, want %v", e.Name(), e.Origin(), e.Data, want)
 			}
