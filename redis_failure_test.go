@@ -457,31 +457,19 @@ func TestF42_ValidateNeedsNoRedis(t *testing.T) {
 	}
 }
 
-// The rights that docs/redis.md names are enough, for announcements and looks at the server too.
+// The rights that docs/redis.md names are enough for all that zones do (for the rest see package redisstore), for announcements and looks at the server.
 func TestDocumentedRightsAreEnough(t *testing.T) {
-	guide, err := os.ReadFile("docs/redis.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(guide), "**ACL**: the user needs `")
-	rights, _, found := strings.Cut(rest, "`")
-	if !found {
-		t.Fatal("the guide names no rights")
-	}
 	r := redistest.Start(t, "--maxmemory-policy", "allkeys-lru") // a warning shows that the settings were read
-	rule := []any{"acl", "setuser", "limiter", "on", ">word", "~rate_limit:*"}
-	for right := range strings.FieldsSeq(rights) {
-		rule = append(rule, right)
-	}
-	r.Do(rule...)
-	s := serve(t, sharing(r.Addr, patient+"\nusername limiter\npassword word", "zone z 2/1h"))
+	r.Do(redistest.DocumentedUser(t, "docs/redis.md", "every server")...)
+	s := serve(t, sharing(r.Addr, patient+"\nusername limiter\npassword word", "zone z 2/1h {\nban 1h 2h after 1/1h\n}\nzone q 10/s {\nqueue 5\n}\nzone c {\nconcurrency 2\n}"))
 	s.pass(2, "/")
 	s.refused("/")
+	if a := s.refused("/"); !strings.Contains(a.body, "abnormal-usage") {
+		t.Errorf("not banned: %s", a.body)
+	}
 	eventually(t, 10*time.Second, "a warning", func() bool { return strings.Contains(processLog.String(), "allkeys-lru") })
 	eventually(t, 10*time.Second, "an announcement", func() bool { return r.Do("exists", "rate_limit:{fleet}:instances") == int64(1) })
-	if denials, _ := r.Do("acl", "log").([]any); len(denials) != 0 {
-		t.Error("denied:", denials)
-	}
+	redistest.Denied(t, r)
 }
 
 // F43: a Redis that may forget counters is warned about at start, once.
