@@ -21,10 +21,13 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// recipe returns a page's n-th Caddyfile with the upstream in place of app:8080, and further texts replaced by pairs.
-func recipe(t *testing.T, page string, n int, dial string, changes ...string) string {
+// block is a page's n-th Caddyfile.
+func block(t *testing.T, page string, n int) string {
 	t.Helper()
-	content, err := os.ReadFile("docs/" + page)
+	if page != "README.md" {
+		page = "docs/" + page
+	}
+	content, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +35,20 @@ func recipe(t *testing.T, page string, n int, dial string, changes ...string) st
 	if len(blocks) <= n {
 		t.Fatalf("%s has %d Caddyfiles", page, len(blocks))
 	}
-	config := string(blocks[n][1])
+	return string(blocks[n][1])
+}
+
+// recipe returns a page's n-th Caddyfile with the upstream in place of app:8080, and further texts replaced by pairs. What is only
+// a directive gets a site around it, what is only options a site behind them.
+func recipe(t *testing.T, page string, n int, dial string, changes ...string) string {
+	t.Helper()
+	config := block(t, page, n)
+	switch {
+	case strings.HasPrefix(config, "rate_limit"):
+		config = "example.com {\n" + config + "reverse_proxy app:8080\n}\n"
+	case !strings.Contains(config, "example.com {"):
+		config += "example.com {\nrate_limit 2/1h\nreverse_proxy app:8080\n}\n"
+	}
 	changes = append(changes, "app:8080", dial)
 	for i := 0; i < len(changes); i += 2 {
 		if !strings.Contains(config, changes[i]) {
