@@ -143,7 +143,7 @@ func (b *batch) applyParts(ctx context.Context, deadline time.Time) error {
 }
 
 // applyEach applies charges that cannot be refused, in small batches that do not depend on each other: those that follow one
-// another on the same counter are one. What one server does not take, the others do all the same. It returns for each charge why
+// another on the same counter are one, if they have one scale. What one server does not take, the others do all the same. It returns for each charge why
 // it was not applied.
 func (s *Store) applyEach(ctx context.Context, deadline time.Time, charges []algorithms.Charge, out []algorithms.Outcome) []error {
 	clear(out) // what fails has none
@@ -151,7 +151,7 @@ func (s *Store) applyEach(ctx context.Context, deadline time.Time, charges []alg
 	b.hash()
 	var split []*part
 	for i := range charges {
-		if i > 0 && b.digests[i] == b.digests[i-1] {
+		if i > 0 && b.digests[i] == b.digests[i-1] && sameScale(charges[i].Limit, charges[i-1].Limit) {
 			split[len(split)-1].add(&b, i)
 		} else {
 			split = append(split, b.part(i, deadline))
@@ -169,6 +169,12 @@ func (s *Store) applyEach(ctx context.Context, deadline time.Time, charges []alg
 		b.learn()
 	}
 	return errs
+}
+
+// sameScale reports whether two limits of one counter may stand in one batch. Meters of different rates count in levels of
+// different scale; such meet when a client has changed its plan, or a reload the limit, between what is settled together.
+func sameScale(a, b *algorithms.Limit) bool {
+	return a == b || !a.Algorithm.Bucket() || a.Params() == b.Params()
 }
 
 // send brings the parts to their servers and waits for the answers. It returns the last failure.

@@ -141,6 +141,39 @@ func TestSettlementsWaitForRedis(t *testing.T) {
 	}
 }
 
+// What is settled together for one counter by limits of different rates, as after a change of plan or a reload, is what each says,
+// and the key lives as long as the wait that is then told.
+func TestRatesThatAreSettledTogether(t *testing.T) {
+	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}, RefusedKeys: -1})
+	limit := func(n int64) *algorithms.Limit {
+		return compile(t, "z", algorithms.Policy{Algorithm: algorithms.TokenBucket, Quota: n, Window: 100 * time.Second, Burst: 600})
+	}
+	fast, slow := limit(60), limit(7)
+	for name, order := range map[string][2]*algorithms.Limit{"fast first": {fast, slow}, "slow first": {slow, fast}} {
+		var charges []algorithms.Charge
+		for i, l := range order {
+			charges = append(charges, algorithms.Charge{Key: name, Limit: l, Cost: int64(300 - i), Force: true})
+		}
+		for _, err := range s.applyEach(t.Context(), time.Now().Add(s.options.Timeout), charges, make([]algorithms.Outcome, 2)) {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		o := ask1(t, s, algorithms.Charge{Key: name, Limit: slow, Cost: 600, Peek: true})
+		if o.Remaining < 1 || o.Remaining > 10 || o.Retry < 8300*time.Second {
+			t.Errorf("%s: %+v, want 599 of 600 in use, but for what has drained", name, o)
+		}
+		for key, left := range ttls(t, s) {
+			if left < o.Retry+50*time.Second {
+				t.Errorf("%s: %s lives for %v, and the wait is %v", name, key, left, o.Retry)
+			}
+		}
+		if err := s.Forget(t.Context(), name, slow.Space); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // An orderly end settles what waits; what Redis does not take is counted.
 func TestCloseSettles(t *testing.T) {
 	server := redistest.Start(t)
