@@ -611,3 +611,40 @@ func TestCostAboveTheShare(t *testing.T) {
 		t.Error(a.Header)
 	}
 }
+
+// While Redis is down a client that it refused before is answered as its zone chose, but for a ban; and if it comes back empty the
+// limit begins afresh.
+func TestRefusedClientsInAnOutage(t *testing.T) {
+	r := redistest.Start(t)
+	zone := func(mode string) string {
+		return "zone " + mode + " 1/1h {\nkey {header.X-Key}\nmatch {\npath /" + mode + "\n}\non_store_error " + mode + "\n}\n"
+	}
+	banned := "zone banned 1/1h {\nkey {header.X-Key}\nmatch {\npath /banned\n}\non_store_error allow\nban 2h after 1/1h\n}\n"
+	s := serve(t, sharing(r.Addr, patient, zone("allow")+zone("deny")+zone("local")+banned))
+	paths := []string{"/allow", "/deny", "/local", "/banned"}
+	for _, path := range paths {
+		s.pass(1, path, "X-Key", "k")
+		s.refused(path, "X-Key", "k")
+		s.refused(path, "X-Key", "k")
+	}
+	r.Kill()
+	eventually(t, 10*time.Second, "word of the outage", func() bool {
+		s.get("/allow", "X-Key", "other")
+		return s.metric(`caddy_rate_limit_store_up{store="redis"}`) == 0
+	})
+	for i, want := range []int{200, 503, 200, 429} {
+		if a := s.get(paths[i], "X-Key", "k"); a.StatusCode != want {
+			t.Errorf("%s while Redis is down: %s, want %d", paths[i], a.Status, want)
+		}
+	}
+	r.Restart()
+	eventually(t, 10*time.Second, "its return", func() bool {
+		s.get("/allow", "X-Key", "other")
+		return s.metric(`caddy_rate_limit_store_up{store="redis"}`) == 1
+	})
+	for _, path := range paths[:3] {
+		if a := s.get(path, "X-Key", "k"); a.StatusCode != 200 {
+			t.Errorf("%s after a restart of Redis: %s", path, a.Status)
+		}
+	}
+}

@@ -83,7 +83,7 @@ func (s *Store) keepAnnouncing() {
 	for {
 		s.checkServers()
 		s.announceOnce()
-		if s.refused != nil && !s.answered.IsZero() && time.Since(s.answered) > forgetAfter {
+		if !s.answered.IsZero() && time.Since(s.answered) > forgetAfter {
 			s.refused.forgetAll()
 		}
 		if !sleep(s.there, s.options.Announce) {
@@ -177,11 +177,13 @@ func (s *Store) heard(reply []any) error {
 	return nil
 }
 
-// resize notes how many instances Redis knows. When it has forgotten this one, it was restarted or could not be reached: the others
-// come back one after the other too, and until they had the time the fleet is as large as it was.
+// resize notes how many instances Redis knows. When it has forgotten this one, it was restarted or could not be reached: what it
+// refused then may have been forgotten too. The others come back one after the other, and until they had the time the fleet is as large
+// as it was.
 func (s *Store) resize(size int64, unknown bool) {
 	if unknown && !s.answered.IsZero() {
 		s.gather = time.Now().Add(goneAfter * s.options.Announce)
+		s.refused.forgetAll()
 	}
 	if size > s.size.Load() || time.Now().After(s.gather) {
 		s.size.Store(size)

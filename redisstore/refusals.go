@@ -7,6 +7,7 @@ package redisstore
 // client that obeys its Retry-After always reaches Redis again.
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,6 +22,7 @@ type refusal struct {
 	cost   int64
 	until  time.Time // until then nothing becomes available
 	retry  time.Time // then the cost is available
+	ban    bool
 }
 
 type refusals struct {
@@ -89,7 +91,7 @@ func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, n
 	if _, known := shard.keys[d]; !known && len(shard.keys) >= r.size {
 		evict(shard.keys, now)
 	}
-	shard.keys[d] = refusal{params: c.Limit.Params(), cost: c.Cost, until: now.Add(o.Next), retry: now.Add(o.Retry)}
+	shard.keys[d] = refusal{params: c.Limit.Params(), cost: c.Cost, until: now.Add(o.Next), retry: now.Add(o.Retry), ban: c.Check}
 }
 
 // evict makes room: of a few keys, those that are over, else the one that is over soonest.
@@ -125,11 +127,21 @@ func (r *refusals) forget(d digest) bool {
 }
 
 // forgetAll is for when it is not known what others have forgotten.
-func (r *refusals) forgetAll() {
+func (r *refusals) forgetAll() { r.drop(func(refusal) bool { return true }) }
+
+// forgetCounters forgets all but bans. A server that is down may come back without its counters, and until then each zone does what
+// its operator chose. A ban was earned, and nobody chose that it ends then.
+func (r *refusals) forgetCounters() { r.drop(func(known refusal) bool { return !known.ban }) }
+
+func (r *refusals) drop(which func(refusal) bool) {
+	if r == nil {
+		return
+	}
 	for i := range r.shards {
-		r.shards[i].Lock()
-		r.shards[i].forgets.Add(1)
-		clear(r.shards[i].keys)
-		r.shards[i].Unlock()
+		shard := &r.shards[i]
+		shard.Lock()
+		shard.forgets.Add(1)
+		maps.DeleteFunc(shard.keys, func(_ digest, known refusal) bool { return which(known) })
+		shard.Unlock()
 	}
 }

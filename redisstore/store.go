@@ -226,6 +226,7 @@ func (s *Store) laneDown(l *lane, cause *Error) {
 		return
 	}
 	s.downs[l] = true
+	s.refused.forgetCounters()
 	s.tell(l, cause)
 }
 
