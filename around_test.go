@@ -34,6 +34,9 @@ func TestWarningsAreTrue(t *testing.T) {
 	proxies := "{\n servers {\n trusted_proxies static 10.0.0.0/8\n }\n}\n"
 	for name, test := range map[string]struct{ config, want string }{
 		"plan that a client writes":              {":80 {\n " + byPlan + "}", "can forge"},
+		"address in a header":                    {":80 {\n rate_limit {header.X-Real-IP} 1/1h\n}", "use {client_ip}"},
+		"address in a header set before":         {":80 {\n route {\n request_header X-Real-IP {client_ip}\n rate_limit {header.X-Real-IP} 1/1h\n }\n}", ""},
+		"plan in a header written otherwise":     {":80 {\n route {\n request_header x-PLAN free\n" + byPlan + "}\n}", ""},
 		"plan set behind":                        {":80 {\n " + byPlan + setsPlan + "}", "can forge"},
 		"plan set before in a route":             {":80 {\n route {\n " + setsPlan + byPlan + "}\n}", ""},
 		"plan deleted before":                    {":80 {\n route {\n request_header -X-*\n" + byPlan + "}\n}", ""},

@@ -34,8 +34,7 @@ func pages(t *testing.T) []string {
 	return append(files, "README.md")
 }
 
-// examples finds every block of Caddyfile in the documentation. A block that is only directives, or only options of the
-// directive (one alternative a line), is put where it belongs.
+// examples finds every block of Caddyfile in the documentation. A block that is only directives is put into a site.
 func examples(t *testing.T) (found []example) {
 	t.Helper()
 	for _, file := range pages(t) {
@@ -54,11 +53,6 @@ func examples(t *testing.T) (found []example) {
 			case first == "rate_limit":
 				for _, directive := range directives(block) {
 					add(":80 {\n" + directive + "}\n")
-				}
-			case first == "headers":
-				for option := range strings.Lines(block) {
-					line++
-					add(":80 {\n\trate_limit 10/1s {\n\t\t" + option + "\t}\n}\n")
 				}
 			default:
 				add(block)

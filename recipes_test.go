@@ -290,6 +290,19 @@ func TestRecipePlans(t *testing.T) {
 	}
 }
 
+// G21. Staff have no quota, and the zone per address in front of the auth service, where nobody knows who is staff.
+func TestRecipePlansOfStaff(t *testing.T) {
+	useClock(t)
+	auth := upstream(t, planOf)
+	s := serve(t, recipe(t, "plans.md", 0, upstream(t, ok), "auth:9091", auth, "300/1m", "30/1m", "20/1m 1000/1h", "2/1m 1000/1h"))
+	for range 30 {
+		statuses(t, []int{200}, func() answer { return s.get("/", at("X-API-Key", "k3")...) })
+	}
+	if a := s.get("/", at("X-API-Key", "k3")...); a.StatusCode != 429 || !strings.Contains(a.body, `["address"]`) {
+		t.Error(a.Status, a.body)
+	}
+}
+
 func TestRecipeListOfKeys(t *testing.T) {
 	useClock(t)
 	t.Setenv("KEY_ALICE", "secret")

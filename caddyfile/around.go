@@ -243,6 +243,8 @@ func setBy(name string, node map[string]any) (set []string) {
 		return []string{"http.auth.*"}
 	case "reverse_proxy": // what is behind forward_auth
 		return []string{"http.reverse_proxy.*"}
+	case "intercept":
+		return []string{"http.intercept.*"}
 	case "rewrite":
 		return []string{"http.request.uri.query.*"}
 	case "vars":
@@ -268,7 +270,7 @@ func setBy(name string, node map[string]any) (set []string) {
 				set = append(set, headerSet(name)...)
 			}
 		}
-	case "acme_server", "copy_response", "copy_response_headers", "encode", "error", "file_server", "intercept", "log_append", "metrics",
+	case "acme_server", "copy_response", "copy_response_headers", "encode", "error", "file_server", "log_append", "metrics",
 		"push", "rate_limit", "request_body", "static_response", "subroute", "templates", "timeouts", "tracing":
 	default:
 		return []string{everything}

@@ -54,6 +54,9 @@ func (z *zoneCompiler) ban() error {
 	if err != nil || quota < 1 || quota > mostStrikes {
 		return z.fail("ban.after", -1, fmt.Errorf("%q; want refusals/window with 1 to %d refusals, such as 5/10m", text, mostStrikes))
 	}
+	if shortest, _ := z.refills(); durations[0] < shortest {
+		z.warn("a ban of %v ends before the limit's %v do, so that its client, told to come back then, may be refused again; want bans that last at least as long", durations[0], shortest)
+	}
 	b := &Ban{Durations: durations, Bans: algorithms.Ban(z.name + " (bans)")}
 	if b.Strikes, err = z.beside(" (strikes)", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: quota, Window: window}); err != nil {
 		return z.fail("ban.after", -1, fmt.Errorf("%q: %w", text, err))
@@ -82,13 +85,22 @@ func (z *zoneCompiler) ban() error {
 // longestPending is how long a reservation matters: until its units are free anyway, in a sliding window after two. For a day at
 // most, since an instance that dies leaves its reservations in Redis.
 func (z *zoneCompiler) longestPending() time.Duration {
-	longest := time.Second
+	_, longest := z.refills()
+	return min(max(time.Second, 2*longest), 24*time.Hour)
+}
+
+// refills is how long the fastest and the slowest of the limits take to offer all their units again.
+func (z *zoneCompiler) refills() (shortest, longest time.Duration) {
 	for limit := range z.out.AllLimits() {
-		if limit.Algorithm != algorithms.Concurrency {
-			longest = max(longest, 2*limit.Refill())
+		if limit.Algorithm == algorithms.Concurrency {
+			continue
 		}
+		if refill := limit.Refill(); longest == 0 || refill < shortest {
+			shortest = refill
+		}
+		longest = max(longest, limit.Refill())
 	}
-	return min(longest, 24*time.Hour)
+	return shortest, longest
 }
 
 // banDurations checks that bans last and do not get shorter.

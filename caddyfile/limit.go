@@ -103,6 +103,9 @@ func (z *zoneCompiler) drafts() ([]draft, error) {
 	case z.z.Concurrency != nil:
 		return []draft{{}}, z.leasesOnly()
 	}
+	if _, _, err := parseLimit(z.name); err == nil {
+		return nil, z.fail("", -1, fmt.Errorf("no limit, since %q stands for the zone's name; want zone <name> %s", z.name, z.name))
+	}
 	return nil, z.fail("", -1, errors.New("no limit; want one such as 100/1m"))
 }
 
@@ -293,7 +296,14 @@ func parseLimit(text string) (quota int64, window time.Duration, err error) {
 	digits := strings.TrimSuffix(count, "r")
 	quota, err = strconv.ParseInt(digits, 10, 64)
 	if err != nil || digits == "" || digits[0] == '+' || quota < 0 || quota > algorithms.MaxExact {
-		return 0, 0, fmt.Errorf("%q: the quota is %q; want a whole number from 0 to %d", text, count, algorithms.MaxExact)
+		if name, number, ok := strings.Cut(count, "="); ok && name != "" && number != "" { // as NGINX writes it
+			return 0, 0, fmt.Errorf("%q; want %s/%s", text, number, per)
+		}
+		longer := ""
+		if _, err := strconv.ParseFloat(digits, 64); err == nil && strings.Contains(digits, ".") {
+			longer = ", over a longer window, as 1/2s for 0.5/1s"
+		}
+		return 0, 0, fmt.Errorf("%q: the quota is %q; want a whole number from 0 to %d%s", text, count, algorithms.MaxExact, longer)
 	}
 	switch per {
 	case "us", "ms", "s", "m", "h", "d":

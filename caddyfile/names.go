@@ -5,6 +5,7 @@ package caddyfile
 import (
 	"errors"
 	"fmt"
+	"net/textproto"
 	"slices"
 	"strconv"
 	"strings"
@@ -93,8 +94,17 @@ var mistakes = map[string]string{
 	"user_agent": "header.User-Agent", "user-agent": "header.User-Agent", "url": "uri",
 }
 
-// longName is the name that Caddy's replacer knows.
+// longName is the name that Caddy's replacer knows, header names as Go writes them.
 func longName(name string) string {
+	const header = "http.request.header."
+	long := writtenOut(name)
+	if rest, ok := strings.CutPrefix(long, header); ok {
+		return header + textproto.CanonicalMIMEHeaderKey(rest)
+	}
+	return long
+}
+
+func writtenOut(name string) string {
 	if rest, ok := strings.CutPrefix(name, bodyVars); ok {
 		return "http.request.body." + rest
 	}

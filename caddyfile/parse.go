@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -168,8 +169,14 @@ func fixedKey(args []caddyfile.Token) error {
 		return nil
 	}
 	text := args[0].Text
+	both := text + "/" + args[1].Text
+	_, _, err := parseLimit(both)
 	want := fmt.Sprintf("want a placeholder such as {client_ip}; for one counter write key %s into the block, and for a zone of that name zone %s %s", text, text, args[1].Text)
 	switch meant := placeholderMeant(text); {
+	case err == nil:
+		want = fmt.Sprintf("want the limit as one word, %s", both)
+	case strings.Count(text, "{") > strings.Count(text, "}"):
+		want = fmt.Sprintf("the brace is not closed; want %s}", text)
 	case meant != "":
 		want = fmt.Sprintf("want {%s}", meant)
 	case strings.HasPrefix(text, "$"):
@@ -652,7 +659,11 @@ func (p *parser) durationArg(zone, field string, to *caddy.Duration) error {
 func (p *parser) parseDuration(field, text string) (caddy.Duration, error) {
 	d, err := caddy.ParseDuration(text)
 	if err != nil || d <= 0 {
-		return 0, p.d.Errf("%s %q; want a duration above zero, such as 1m", word(field), harmless(text))
+		want := "a duration above zero, such as 1m"
+		if n, err := strconv.ParseUint(text, 10, 32); err == nil && n > 0 {
+			want = fmt.Sprintf("a unit behind the number, such as %ss or %sms", text, text)
+		}
+		return 0, p.d.Errf("%s %q; want %s", word(field), harmless(text), want)
 	}
 	return caddy.Duration(d), nil
 }
@@ -660,9 +671,25 @@ func (p *parser) parseDuration(field, text string) (caddy.Duration, error) {
 // end refuses further arguments.
 func (p *parser) end(field string) error {
 	if p.d.NextArg() {
-		return p.d.Errf("unexpected %q; %s has one value", harmless(p.d.Val()), word(field))
+		return p.d.Errf("unexpected %q; %s has one value%s", shown(p.d.Val()), word(field), together(field, p.d.Val()))
 	}
 	return nil
+}
+
+// shown is a word as a message may show it: what is left over on a line may be a secret, but not if it is signs only.
+func shown(text string) string {
+	if strings.ContainsFunc(text, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }) {
+		return harmless(text)
+	}
+	return text
+}
+
+// together is the hint for a sign that stands apart from its number.
+func together(field, sign string) string {
+	if sign == "%" {
+		return "; write the sign to the number, as in " + word(field) + " 10%"
+	}
+	return ""
 }
 
 func (p *parser) flag(zone, field string, to *bool) error {

@@ -39,6 +39,8 @@ func (z *zoneCompiler) warnUseless(field, name, full string) {
 		z.warn("{%s} is empty, since no auth handler runs before this rate_limit, as none does by default; a route block or the order option changes that", name)
 	case !late && z.around.ofResponse(full):
 		z.warn("{%s} "+noResponseYet, name)
+	case late && strings.HasPrefix(full, "http.intercept.") && !z.around.setsLater(full):
+		z.warn("{%s} has a value within intercept only, so no response is charged; want {http.response.header.…} or {http.reverse_proxy.…}", name)
 	case full == "http.request.header.Host":
 		z.warn("{%s} is always empty in Go servers; use {host}", name)
 	case isForgeable(full) && !isKey(field) && !z.around.sets(full):
