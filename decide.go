@@ -60,13 +60,12 @@ func (b *batch) giveBack(ctx context.Context) {
 	}
 	marks := make([]algorithms.Outcome, len(b.outcomes))
 	back := make([]algorithms.Charge, 0, len(b.charges))
-	for i, c := range b.charges {
-		// A dry run that refused has taken nothing, nor has who asks; who has a slot leaves the room.
-		if b.outcomes[i].OK && !c.Check && (b.wait == nil || b.outcomes[i].Delay == 0 || c.DryRun) {
-			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit, Cost: -c.Cost, Mark: b.outcomes[i].Mark, Force: true})
-		} else {
-			back = append(back, algorithms.Charge{Key: c.Key, Limit: c.Limit})
+	for i := range b.charges {
+		c, o := &b.charges[i], b.outcomes[i]
+		if o.OK && b.wait != nil && o.Delay > 0 && !c.DryRun {
+			o.OK = false // it leaves the room, which gives its slot back
 		}
+		back = append(back, c.Undo(&o))
 	}
 	if b.queued {
 		room.GiveBack(b.wait, back, marks)

@@ -93,7 +93,8 @@ func (d *due) add(a *asked, shared bool) {
 		if !o.OK || !o.Asked() {
 			continue
 		}
-		back := algorithms.Charge{Key: debt.key, Limit: c.Limit, Cost: -c.Cost, Mark: o.Mark}
+		back := c.Undo(o)
+		back.Key = debt.key // which outlives the request
 		switch {
 		case c.Limit.Algorithm == algorithms.Concurrency && shared:
 			debt.held = append(debt.held, a.rule.redis.Hold(c.Limit, debt.key, o.Mark))
@@ -118,7 +119,9 @@ func (d *due) add(a *asked, shared bool) {
 	}
 	if a.reserves {
 		if c, o := a.charge(pending), a.outcome(pending); o.OK && o.Asked() {
-			debt.pending = []algorithms.Charge{{Key: debt.key, Limit: c.Limit, Cost: -c.Cost, Mark: o.Mark}}
+			back := c.Undo(o)
+			back.Key = debt.key
+			debt.pending = []algorithms.Charge{back}
 		}
 	}
 	d.shared = d.shared || shared

@@ -66,6 +66,17 @@ func (o *Outcome) Asked() bool { return o.Remaining >= 0 }
 // Commits reports whether the charge takes or gives back, if its batch passes.
 func (c *Charge) Commits() bool { return !c.Peek && !c.Check }
 
+// Undo returns the charge that gives back what this one took, or takes again what it gave back, by the outcome of a batch that was
+// committed. Its cost is 0 if nothing was taken, and it looks then. It gives no queue's place back but the last: who moves up
+// those behind, as package leaky does, forces it.
+func (c *Charge) Undo(o *Outcome) Charge {
+	undo := Charge{Key: c.Key, Limit: c.Limit}
+	if o.OK && o.Asked() && c.Commits() && c.Cost != 0 {
+		undo.Cost, undo.Mark, undo.Force = -c.Cost, o.Mark, c.Cost < 0
+	}
+	return undo
+}
+
 // Store applies batches atomically, on a clock of its own.
 type Store interface {
 	// Apply reads the store's clock once, decides every charge at that instant as [Decide] does, and commits

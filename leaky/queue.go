@@ -64,9 +64,9 @@ type ticket struct {
 	place place
 	limit *algorithms.Limit
 	cost  int64
-	mark  int64
-	first time.Time // the slot that the store gave
-	gone  int64     // units before it in the line that went away since
+	back  algorithms.Charge // gives it back
+	first time.Time         // the slot that the store gave
+	gone  int64             // units before it in the line that went away since
 }
 
 // slot is when the charge is served. All that went away counts at once, so that an interval which is no whole number
@@ -100,8 +100,9 @@ func (r *Room) Apply(ctx context.Context, charges []algorithms.Charge, out []alg
 		}
 		t := &ticket{
 			wait: w, place: place{c.Limit.Space, strings.Clone(c.Key)}, limit: c.Limit, cost: c.Cost,
-			mark: out[i].Mark, first: now.Add(out[i].Delay),
+			back: c.Undo(&out[i]), first: now.Add(out[i].Delay),
 		}
+		t.back.Key, t.back.Force = t.place.key, true // those behind it move up
 		w.tickets = append(w.tickets, t)
 		r.enter(t)
 	}
@@ -183,7 +184,7 @@ func (w *Wait) clear(left func(t *ticket, behind []*ticket)) {
 	w.tickets = nil
 }
 
-// GiveBack undoes a batch that Apply passed, for a request that will not be served: back has a charge below zero, forced, for
+// GiveBack undoes a batch that Apply passed, for a request that will not be served: back has what undoes
 // each of its charges that does not stand in line as w, and out answers them. Unlike a client's that went away, a slot that
 // has come is given back too, and so is what had none; who came later moves up.
 func (r *Room) GiveBack(w *Wait, back []algorithms.Charge, out []algorithms.Outcome) {
@@ -192,6 +193,9 @@ func (r *Room) GiveBack(w *Wait, back []algorithms.Charge, out []algorithms.Outc
 	if w != nil {
 		w.clear(r.giveBack)
 	}
+	for i := range back {
+		back[i].Force = true // those behind a place move up
+	}
 	_ = r.store.Apply(context.Background(), back, out) // a store in this process does not fail
 	for i := range back {
 		c := &back[i]
@@ -199,7 +203,7 @@ func (r *Room) GiveBack(w *Wait, back []algorithms.Charge, out []algorithms.Outc
 			continue
 		}
 		for _, t := range r.lines[place{c.Limit.Space, c.Key}] {
-			if t.mark > c.Mark {
+			if t.back.Mark > c.Mark {
 				t.moveUp(-c.Cost)
 			}
 		}
@@ -209,7 +213,7 @@ func (r *Room) GiveBack(w *Wait, back []algorithms.Charge, out []algorithms.Outc
 // giveBack returns a ticket's units and moves those behind it up: by force, since it is not the last slot that becomes free,
 // but after the move the last one is. Units that are used up already move nobody.
 func (r *Room) giveBack(t *ticket, behind []*ticket) {
-	back := [1]algorithms.Charge{{Key: t.place.key, Limit: t.limit, Cost: -t.cost, Mark: t.mark, Force: true}}
+	back := [1]algorithms.Charge{t.back}
 	var out [1]algorithms.Outcome
 	_ = r.store.Apply(context.Background(), back[:], out[:])
 	for _, b := range behind {

@@ -271,9 +271,9 @@ func (b *batch) undo(split []*part) (undo []algorithms.Charge, of []int) {
 			if !o.OK || c.Peek || c.Cost == 0 || o.Mark == 0 {
 				continue
 			}
-			undo = append(undo, algorithms.Charge{
-				Key: strings.Clone(c.Key), Limit: c.Limit, Cost: -c.Cost, Mark: o.Mark, Force: c.Cost < 0,
-			})
+			back := c.Undo(o)
+			back.Key = strings.Clone(c.Key)
+			undo = append(undo, back)
 			of = append(of, i)
 			o.Mark = 0
 		}

@@ -83,7 +83,13 @@ func (s *Store) releaseAll() {
 }
 
 func (l *Lease) giveBack() {
-	l.store.Settle(algorithms.Charge{Key: l.key, Limit: l.limit, Cost: -1, Mark: l.mark})
+	l.store.Settle(l.back())
+}
+
+// back is the charge that gives the lease back, wherever it is then.
+func (l *Lease) back() algorithms.Charge {
+	took := algorithms.Charge{Key: l.key, Limit: l.limit, Cost: 1}
+	return took.Undo(&algorithms.Outcome{OK: true, Mark: l.mark})
 }
 
 // keepRenewing looks after the leases at every tick, and sleeps while none is held.
@@ -183,7 +189,7 @@ func (s *Store) renew(due []*Lease) (n int) {
 func renewal(due []*Lease) (charges []algorithms.Charge, took []int) {
 	take := 0
 	for i, l := range due {
-		back := algorithms.Charge{Key: l.key, Limit: l.limit, Cost: -1, Mark: l.mark}
+		back := l.back()
 		known := i > 0 && l.compare(due[i-1]) == 0
 		switch {
 		case known && l.mark == due[i-1].mark:
