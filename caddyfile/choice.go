@@ -57,7 +57,7 @@ func (c *choice) take(dst []byte, from *readings) []byte {
 func (c *choice) header(dst []byte, lines []string) []byte {
 	var values readings
 	for _, line := range lines {
-		values.add(line)
+		values.add(strings.Trim(line, blank))
 	}
 	return c.take(dst, &values)
 }

@@ -86,7 +86,7 @@ func (k kind) mayHoldAddress() bool {
 // charge a client once more, and its address is not proven yet (RFC 8470). Any bytes in the request are fine.
 func (k *Key) Append(dst []byte, r *http.Request, nth int) (key []byte, ok bool, of int, err error) {
 	if r.TLS != nil && !r.TLS.HandshakeComplete {
-		return dst, false, 1, caddyhttp.Error(http.StatusTooEarly, errEarlyData)
+		return dst, false, 1, caddyhttp.Error(http.StatusTooEarly, ErrEarlyData)
 	}
 	c := choice{nth: nth, of: 1}
 	if k.fallback {
@@ -112,7 +112,8 @@ func (k *Key) Append(dst []byte, r *http.Request, nth int) (key []byte, ok bool,
 	return dst, ok || !k.dynamic || k.fallback, c.of, nil
 }
 
-var errEarlyData = errors.New("the TLS handshake is not complete, so that the request may be a copy of another and its address forged; it cannot be counted")
+// ErrEarlyData is the cause of the error of [Key.Append].
+var ErrEarlyData = errors.New("the TLS handshake is not complete, so that the request may be a copy of another and its address forged; it cannot be counted")
 
 // Text shows a key: a text as it is, a composite one as a JSON array.
 func (k *Key) Text(key []byte) string { return Text(string(key)) }
@@ -344,13 +345,14 @@ func appendCleanPath(dst []byte, path string) []byte {
 	return append(dst, caddyhttp.CleanPath(strings.ToLower(path), true)...)
 }
 
-// appendJoined joins repeated values by commas, as Caddy's placeholders do.
+// appendJoined joins the values of repeated header lines by commas, as Caddy's placeholders do, without the blanks around each:
+// HTTP/2 and 3 carry them, and the next proxy takes them off, so that to the backend they are one value.
 func appendJoined(dst []byte, values []string) []byte {
 	for i, v := range values {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = append(dst, v...)
+		dst = append(dst, strings.Trim(v, blank)...)
 	}
 	return dst
 }

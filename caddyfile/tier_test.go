@@ -27,7 +27,7 @@ func TestPlanOf(t *testing.T) {
 	} {
 		rule := rule(t, Zone{Tier: tiers(by)})
 		for value, want := range map[string]int{
-			"free": 0, "pro": 1, "staff": 2, "default": 3, "": 3, "gold": 3, "Pro": 3, " pro": 3, "pro,free": 3, "\xff": 3, "prop": 3,
+			"free": 0, "pro": 1, "staff": 2, "default": 3, "": 3, "gold": 3, "Pro": 3, "p ro": 3, "pro,free": 3, "\xff": 3, "prop": 3,
 		} {
 			r := prepare("/", nil)
 			set(r, value)
@@ -41,6 +41,10 @@ func TestPlanOf(t *testing.T) {
 		if got := rule.PlanOf(prepare("/", nil)); got != 3 {
 			t.Errorf("%s without a value: plan %d, want the default", by, got)
 		}
+	}
+	blanks := prepare("/", func(r *http.Request) { r.Header["X-Plan"] = []string{" pro "} }) // as HTTP/2 carries them, and the next proxy does not
+	if got := rule(t, Zone{Tier: tiers("{header.X-Plan}")}).PlanOf(blanks); got != 1 {
+		t.Errorf("blanks around a header: plan %d", got)
 	}
 	if got := rule(t, Zone{}).PlanOf(prepare("/", nil)); got != 0 {
 		t.Errorf("without tiers: plan %d", got)
