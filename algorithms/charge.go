@@ -63,6 +63,43 @@ var Unasked = Outcome{OK: true, Remaining: -1}
 // Asked reports whether the outcome says something.
 func (o *Outcome) Asked() bool { return o.Remaining >= 0 }
 
+// Possible reports whether the outcome can be one of the limit, so that a store which decides elsewhere need not be believed when
+// its state was damaged or forged. A charge that was forced passes whatever the level, and so may have any slot.
+func (l *Limit) Possible(o *Outcome, forced bool) bool {
+	if o.Remaining < 0 || o.Remaining > l.Capacity || !l.possibleWait(o.Next) {
+		return false
+	}
+	if !o.OK {
+		return o.Delay == 0 && o.Retry != 0 && l.possibleWait(o.Retry)
+	}
+	var longest time.Duration
+	switch {
+	case l.Queue > 0 && forced:
+		longest = l.drained(l.ceiling)
+	case l.Queue > 0:
+		longest = l.drained(l.Capacity * l.den)
+	}
+	return o.Retry == 0 && o.Delay >= 0 && o.Delay <= longest
+}
+
+func (l *Limit) possibleWait(wait time.Duration) bool {
+	switch {
+	case wait == Never:
+		return true
+	case wait == Unknown:
+		return l.kernel == Leases
+	case l.kernel == Meter:
+		return wait >= 0 && wait <= l.drained(l.ceiling)
+	}
+	// A sliding window waits up to two windows, and one more after the clock was set back.
+	return wait >= 0 && wait <= 4*l.Policy.Window
+}
+
+// drained is the longest that a meter takes to fall from a level to 0, also after the clock was set back.
+func (l *Limit) drained(level int64) time.Duration {
+	return time.Duration(ceilDiv(level, l.num)*l.tick)*time.Microsecond + 2*l.Policy.Window
+}
+
 // Commits reports whether the charge takes or gives back, if its batch passes.
 func (c *Charge) Commits() bool { return !c.Peek && !c.Check }
 

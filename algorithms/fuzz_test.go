@@ -124,6 +124,8 @@ func (w *fuzzWalk) bounds(c Charge, o Outcome) {
 		bad = "a delay without a slot"
 	case w.l.MaxWait > 0 && o.Delay > w.l.MaxWait && !c.Force && s.T <= w.now:
 		bad = "a delay beyond the longest wait"
+	case !w.l.Possible(&o, c.Force):
+		bad = "an answer that stores would not believe"
 	case (o.Next == Never) != (o.Remaining == w.l.Capacity):
 		bad = "next"
 	case !o.OK && (c.Cost <= 0 || c.Force):

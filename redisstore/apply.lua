@@ -53,7 +53,11 @@ local function rare()
       if #v < HEADER_SIZE then return false end
       local format
       format, c.T, c.A, c.S, c.head, c.n = unpack('>BI7I7I7I4I4', v)
-      if format ~= FORMAT then return false end
+      -- A state that only says that it is long would keep Redis busy for minutes. So the last entry must be there.
+      local last = HEADER_SIZE + c.n * ENTRY_SIZE
+      local size = #v
+      if c.n > SMALL then size = last - ENTRY_SIZE + #call('GETRANGE', key, last - ENTRY_SIZE, last - 1) end
+      if format ~= FORMAT or c.head > c.n or size < last then return false end
       c.raw = c.n <= SMALL and v:sub(HEADER_SIZE + 1)
     end
     return c

@@ -4,6 +4,7 @@ package redisstore
 
 import (
 	"context"
+	"encoding/binary"
 	"slices"
 	"strings"
 	"sync"
@@ -36,10 +37,11 @@ func (b *batch) hash() {
 	scratches.Put(scratch)
 }
 
-// knownRefused answers the batch if one of its charges is known to be refused. Units in flight that are only counted, as a
-// dry run, somebody wants to know, unless the key is banned.
+// knownRefused answers the batch as Redis did a moment ago, if all that refused it then is known to refuse still. A ban
+// answers alone, whatever stands beside it. Units in flight that are only counted, as a dry run, somebody wants to know, unless
+// the key is banned.
 func (b *batch) knownRefused() bool {
-	refused, banned, counted := false, false, false
+	found, want, banned, counted, fingerprint := 0, 0, false, false, uint64(0)
 	now := time.Now()
 	for i := range b.charges {
 		c := &b.charges[i]
@@ -51,11 +53,55 @@ func (b *batch) knownRefused() bool {
 		if !refuses(c) || b.shared(i) {
 			continue
 		}
-		if o, ok := b.store.refused.answer(b.digests[i], c, now); ok {
-			b.out[i], refused, banned = o, true, banned || c.Check
+		known, ok := b.store.refused.find(b.digests[i], c, now, func() bool { return b.down(i) })
+		if !ok {
+			continue
+		}
+		if fingerprint == 0 {
+			fingerprint = b.fingerprint()
+		}
+		if known.ban || known.batch.fingerprint == fingerprint {
+			b.out[i] = known.outcome(now)
+			found, want, banned = found+1, max(want, known.batch.refusals), banned || known.ban
 		}
 	}
-	return refused && (banned || !counted)
+	return banned || found > 0 && found == want && !counted
+}
+
+// down reports whether the server of a charge's counter is known to be down.
+func (b *batch) down(i int) bool {
+	d, at := b.digests[i], uint16(0)
+	if b.store.cluster != nil {
+		at = slot(b.store.names.append(nil, b.store.names.clear(b.charges[i].Limit.Space), d))
+	}
+	return b.store.laneFor(d, at).blocked() != nil
+}
+
+// alone is the fingerprint of a batch of one charge, whose digest says all.
+const alone = 1
+
+// fingerprint tells batches apart that ask for other units, or under other limits.
+func (b *batch) fingerprint() uint64 {
+	if len(b.charges) == 1 {
+		return alone
+	}
+	const prime = 1099511628211 // of FNV-1a
+	hash := uint64(14695981039346656037)
+	for i := range b.charges {
+		c, flags := &b.charges[i], uint64(0)
+		for n, set := range [...]bool{c.Peek, c.Check, c.Force, c.DryRun} {
+			if set {
+				flags |= 1 << n
+			}
+		}
+		for _, n := range [...]uint64{
+			binary.LittleEndian.Uint64(b.digests[i][:8]), uint64(c.Cost), uint64(c.Held), uint64(c.Limit.Capacity), flags,
+		} {
+			hash = (hash ^ n) * prime
+			hash ^= hash >> 32
+		}
+	}
+	return hash
 }
 
 // shared reports whether another charge of the batch is on the same counter: then they are decided on their sum.
@@ -71,6 +117,7 @@ func (b *batch) shared(i int) bool {
 // learn remembers what was refused, and forgets what a refund has made available, or sooner so.
 func (b *batch) learn() {
 	var now time.Time
+	var of batchOf
 	for i := range b.charges {
 		c, o := &b.charges[i], b.out[i]
 		switch {
@@ -84,10 +131,21 @@ func (b *batch) learn() {
 		case !o.OK && refuses(c) && !b.shared(i):
 			if now.IsZero() {
 				now = time.Now()
+				of = batchOf{b.fingerprint(), b.refusals()}
 			}
-			b.store.refused.learn(b.digests[i], c, o, now, b.forgets[i])
+			b.store.refused.learn(b.digests[i], c, o, of, now, b.forgets[i])
 		}
 	}
+}
+
+// refusals is how many charges refused the batch. One that cannot be remembered is among them, so that none of them answers for it.
+func (b *batch) refusals() (n int) {
+	for i := range b.charges {
+		if c := &b.charges[i]; !b.out[i].OK && !c.DryRun && !c.Peek && b.out[i].Retry != algorithms.Unknown {
+			n++
+		}
+	}
+	return n
 }
 
 // add puts a charge to a part.

@@ -41,7 +41,7 @@ const (
 	KindMoved       Kind = "moved"       // a cluster, but mode is not cluster; or one that does not settle
 	KindClusterDown Kind = "clusterdown" // slots without a master
 	KindMisconf     Kind = "misconf"     // Redis cannot save and refuses writes
-	KindFormat      Kind = "format"      // a counter written by a later version of this module
+	KindFormat      Kind = "format"      // a counter whose state this version cannot read, of a later version perhaps
 	KindOverload    Kind = "overload"    // too many decisions wait already
 	KindCanceled    Kind = "canceled"    // the caller went away
 	KindClosed      Kind = "closed"      // the store was closed
@@ -82,12 +82,13 @@ func (e *Error) Unwrap() error { return e.Err }
 func (e *Error) Timeout() bool { return e.Kind == KindTimeout }
 
 var (
-	errTimeout  = errors.New("no answer within the timeout")
-	errOverload = errors.New("too many decisions wait already")
-	errClosed   = errors.New("store is closed")
-	errFormat   = errors.New("counter is in a format that this version does not know")
-	errReply    = errors.New("unexpected reply to the script")
-	errNoMaster = errors.New("the cluster names no server for this slot")
+	errTimeout    = errors.New("no answer within the timeout")
+	errOverload   = errors.New("too many decisions wait already")
+	errClosed     = errors.New("store is closed")
+	errFormat     = errors.New("counter is in a format that this version does not know")
+	errReply      = errors.New("unexpected reply to the script")
+	errImpossible = errors.New("the script's reply is impossible: the counter's state is damaged, or something else answers in Redis's place")
+	errNoMaster   = errors.New("the cluster names no server for this slot")
 )
 
 // answers are the beginnings of Redis's error replies.

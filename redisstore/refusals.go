@@ -3,8 +3,8 @@ package redisstore
 // What is known to be refused is answered here, with the right countdown, without Redis.
 //
 // Only what cannot be wrong is remembered: the key has nothing left and gets nothing before the moment that is kept,
-// for the same limit and the same cost. The moment is counted from the arrival of Redis's answer, so that a
-// client that obeys its Retry-After always reaches Redis again.
+// for the same limit, the same cost and the same charges beside it. The moment is counted from the arrival of Redis's answer,
+// so that a client that obeys its Retry-After always reaches Redis again.
 
 import (
 	"maps"
@@ -17,12 +17,27 @@ import (
 
 const refusalShards = 64
 
+// How long Redis is not asked again about a refusal, however long its wait is. Alone, a counter changes by hand only, or by a refund of
+// which instances hear. Beside other charges the wait is the longest of all, and others may have used up what those count.
+const (
+	aloneFor  = time.Minute
+	besideFor = time.Second
+)
+
 type refusal struct {
 	params algorithms.Params
 	cost   int64
 	until  time.Time // until then nothing becomes available
 	retry  time.Time // then the cost is available
+	again  time.Time // from then on Redis is asked again
+	batch  batchOf
 	ban    bool
+}
+
+// batchOf is what a refusal was one of: it answers for the same batch only, and only with all that refused it.
+type batchOf struct {
+	fingerprint uint64
+	refusals    int
 }
 
 type refusals struct {
@@ -51,22 +66,22 @@ func refuses(c *algorithms.Charge) bool {
 	return c.Cost > 0 && c.Held == 0 && !c.Peek && !c.Force && !c.DryRun
 }
 
-// answer returns the outcome of a charge that is known to be refused at the moment now.
-func (r *refusals) answer(d digest, c *algorithms.Charge, now time.Time) (algorithms.Outcome, bool) {
+// find returns what is known of a charge at the moment now. A ban holds on while Redis cannot be asked.
+func (r *refusals) find(d digest, c *algorithms.Charge, now time.Time, down func() bool) (refusal, bool) {
 	shard := &r.shards[d[0]%refusalShards]
 	shard.Lock()
 	known, ok := shard.keys[d]
-	if ok && !now.Before(known.until) {
+	if ok && (!now.Before(known.until) || !now.Before(known.again) && !(known.ban && down())) {
 		delete(shard.keys, d)
 		ok = false
 	}
 	shard.Unlock()
-	if !ok || known.cost != c.Cost || known.params != c.Limit.Params() {
-		return algorithms.Outcome{}, false
-	}
-	return algorithms.Outcome{
-		Retry: ceilMicro(known.retry.Sub(now)), Next: ceilMicro(known.until.Sub(now)),
-	}, true
+	return known, ok && known.cost == c.Cost && known.params == c.Limit.Params()
+}
+
+// outcome is what the charge is told at the moment now.
+func (k *refusal) outcome(now time.Time) algorithms.Outcome {
+	return algorithms.Outcome{Retry: ceilMicro(k.retry.Sub(now)), Next: ceilMicro(k.until.Sub(now))}
 }
 
 // ceilMicro rounds up to whole microseconds, the unit of all waits.
@@ -77,10 +92,19 @@ func ceilMicro(d time.Duration) time.Duration {
 // forgets is to be read before Redis is asked, and handed to learn.
 func (r *refusals) forgets(d digest) uint64 { return r.shards[d[0]%refusalShards].forgets.Load() }
 
+// counts reports whether a refusal has a moment at which it ends, and until then cannot be wrong.
+func counts(o *algorithms.Outcome) bool {
+	return !o.OK && o.Remaining == 0 && o.Next != algorithms.Never && o.Retry != algorithms.Never && o.Retry != algorithms.Unknown
+}
+
 // learn remembers a refusal that arrived at the moment now, unless the key may have been forgotten meanwhile.
-func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, now time.Time, forgets uint64) {
-	if o.OK || o.Remaining != 0 || o.Next == algorithms.Never || o.Retry == algorithms.Never || o.Retry == algorithms.Unknown {
+func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, of batchOf, now time.Time, forgets uint64) {
+	if !counts(&o) {
 		return
+	}
+	fresh := besideFor
+	if of.fingerprint == alone {
+		fresh = aloneFor
 	}
 	shard := &r.shards[d[0]%refusalShards]
 	shard.Lock()
@@ -91,7 +115,9 @@ func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, n
 	if _, known := shard.keys[d]; !known && len(shard.keys) >= r.size {
 		evict(shard.keys, now)
 	}
-	shard.keys[d] = refusal{params: c.Limit.Params(), cost: c.Cost, until: now.Add(o.Next), retry: now.Add(o.Retry), ban: c.Check}
+	shard.keys[d] = refusal{
+		params: c.Limit.Params(), cost: c.Cost, until: now.Add(o.Next), retry: now.Add(o.Retry), again: now.Add(fresh), batch: of, ban: c.Check,
+	}
 }
 
 // evict makes room: of a few keys, those that are over, else the one that is over soonest.

@@ -155,15 +155,92 @@ func TestRefundOpensARefusedKey(t *testing.T) {
 	}
 }
 
+// A remembered refusal is the answer of the whole batch: it does not stand for other charges beside it, nor for a part of what refused.
+func TestARefusalAnswersForItsBatchOnly(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}})
+	of := func(window time.Duration) algorithms.Charge {
+		return algorithms.Charge{Key: "k", Limit: compile(t, "z", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: 1, Window: window}), Cost: 1}
+	}
+	minute, hour, day := of(time.Minute), of(time.Hour), of(24*time.Hour)
+	ask := func(charges ...algorithms.Charge) (wait time.Duration) {
+		t.Helper()
+		out := make([]algorithms.Outcome, len(charges))
+		if err := s.Apply(context.Background(), charges, out); err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range out {
+			wait = max(wait, o.Retry)
+		}
+		return wait
+	}
+	ask(minute, hour)
+	ask(day)
+	for _, tc := range []struct {
+		charges []algorithms.Charge
+		window  time.Duration
+	}{
+		{[]algorithms.Charge{minute}, time.Minute},
+		{[]algorithms.Charge{minute, hour}, time.Hour},
+		{[]algorithms.Charge{minute, day}, 24 * time.Hour},
+		{[]algorithms.Charge{minute, hour, day}, 24 * time.Hour},
+		{[]algorithms.Charge{minute, hour}, time.Hour},
+		{[]algorithms.Charge{minute}, time.Minute},
+	} {
+		for range 3 {
+			if wait := ask(tc.charges...); wait > tc.window || wait < tc.window-30*time.Second {
+				t.Errorf("%d charges: a wait of %v, want nearly %v", len(tc.charges), wait, tc.window)
+			}
+		}
+	}
+}
+
+// However long a wait is, Redis is asked again about it: what stands there may have been changed by hand.
+func TestRefusalsAreAskedAboutAgain(t *testing.T) {
+	r, now := newRefusals(64), time.Now()
+	c := algorithms.Charge{Limit: perHour(t, "z", 1), Cost: 1}
+	ban := algorithms.Ask(algorithms.Ban("z"), "k")
+	up, down := func() bool { return false }, func() bool { return true }
+	for i, tc := range []struct {
+		what   string
+		charge algorithms.Charge
+		of     batchOf
+		after  time.Duration
+		down   func() bool
+		want   bool
+	}{
+		{"alone", c, batchOf{alone, 1}, aloneFor - 1, up, true},
+		{"alone, late", c, batchOf{alone, 1}, aloneFor, up, false},
+		{"alone, late, in an outage", c, batchOf{alone, 1}, aloneFor, down, false},
+		{"beside others", c, batchOf{7, 1}, besideFor - 1, up, true},
+		{"beside others, late", c, batchOf{7, 1}, besideFor, up, false},
+		{"a ban, late", ban, batchOf{7, 1}, besideFor, up, false},
+		{"a ban, late, in an outage", ban, batchOf{7, 1}, besideFor, down, true},
+		{"a ban that is over, in an outage", ban, batchOf{7, 1}, time.Hour, down, false},
+	} {
+		d := digest{byte(i)}
+		r.learn(d, &tc.charge, algorithms.Outcome{Retry: time.Hour, Next: time.Hour}, tc.of, now, r.forgets(d))
+		known, ok := r.find(d, &tc.charge, now.Add(tc.after), tc.down)
+		if ok != tc.want {
+			t.Errorf("%s: known %t, want %t", tc.what, ok, tc.want)
+		}
+		if o := known.outcome(now.Add(tc.after)); ok && (o.OK || o.Retry != ceilMicro(time.Hour-tc.after) || o.Next != o.Retry) {
+			t.Errorf("%s: %+v", tc.what, o)
+		}
+	}
+}
+
 func TestRefusalsAreBounded(t *testing.T) {
 	r := newRefusals(64)
 	l := perHour(t, "z", 1)
 	now := time.Now()
 	c := algorithms.Charge{Limit: l, Cost: 1}
+	hour := algorithms.Outcome{Retry: time.Hour, Next: time.Hour}
+	up := func() bool { return false }
 	var d digest
 	for i := range 10_000 {
 		d = digest{byte(i), byte(i >> 8)}
-		r.learn(d, &c, algorithms.Outcome{Retry: time.Hour, Next: time.Hour}, now, 0)
+		r.learn(d, &c, hour, batchOf{alone, 1}, now, 0)
 	}
 	held := 0
 	for i := range r.shards {
@@ -172,21 +249,21 @@ func TestRefusalsAreBounded(t *testing.T) {
 	if held > 64 {
 		t.Errorf("%d keys remembered, want at most 64", held)
 	}
-	if o, ok := r.answer(d, &c, now.Add(time.Minute)); !ok || o.Retry != 59*time.Minute {
-		t.Errorf("%+v %v", o, ok)
+	if _, ok := r.find(d, &c, now, up); !ok {
+		t.Error("the last one is not known")
 	}
-	if _, ok := r.answer(d, &c, now.Add(time.Hour)); ok {
+	r.learn(d, &c, algorithms.Outcome{Retry: time.Second, Next: time.Second}, batchOf{alone, 1}, now, 0)
+	if _, ok := r.find(d, &c, now.Add(time.Second), up); ok {
 		t.Error("still refused at the very moment that the client was told to come")
 	}
 	before := r.forgets(d)
 	r.forget(d)
-	r.learn(d, &c, algorithms.Outcome{Retry: time.Hour, Next: time.Hour}, now, before)
-	if _, ok := r.answer(d, &c, now); ok {
+	r.learn(d, &c, hour, batchOf{alone, 1}, now, before)
+	if _, ok := r.find(d, &c, now, up); ok {
 		t.Error("a refusal from before the key was forgotten is remembered")
 	}
 }
 
-// What one instance makes available again, the others learn within an announcement.
 func TestFleet(t *testing.T) {
 	server := redistest.Start(t)
 	o := Options{Addrs: []string{server.Addr}, Prefix: "fleet", Timeout: 10 * time.Second, Announce: 500 * time.Millisecond} // gone after four times that

@@ -5,6 +5,7 @@ package redisstore
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -336,6 +337,90 @@ func TestUnknownFormat(t *testing.T) {
 	}
 	if len(seen.list()) != 0 {
 		t.Errorf("changes %q", seen.list())
+	}
+}
+
+// H13: a log that says that it is longer than it is, or holds less than nothing, is not read, and keeps Redis no longer busy than another.
+func TestH13ForgedLog(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Options{Addrs: []string{server.Addr}, RefusedKeys: -1})
+	l := compile(t, "z", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: 1000, Window: time.Hour})
+	readable := s.names.clear(l.Space)
+	d, _ := s.names.sum(nil, readable, "k")
+	name := string(s.names.append(nil, readable, d))
+	now := uint64(time.Now().UnixMicro())
+	state := func(a, sum uint64, head, n uint32, entries int) string {
+		b := []byte{1}
+		for _, v := range []uint64{now, a, sum} {
+			b = append(b, binary.BigEndian.AppendUint64(nil, v)[1:]...)
+		}
+		b = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, head), n)
+		for i := range entries {
+			b = append(b, binary.BigEndian.AppendUint64(nil, now)[1:]...)
+			b = append(b, binary.BigEndian.AppendUint64(nil, uint64(i+1))[1:]...)
+		}
+		return string(b)
+	}
+	for what, forged := range map[string]string{
+		"one entry that is not there":     state(0, 4, 0, 4, 3),
+		"as many entries as can be":       state(0, 1<<52, 0, 1<<32-1, 100),
+		"a head behind the end":           state(0, 3, 1<<32-1, 3, 3),
+		"fewer units than were given off": state(1<<50, 3, 0, 3, 3),
+	} {
+		server.Do("set", name, forged)
+		start := time.Now()
+		err := s.Apply(context.Background(), []algorithms.Charge{{Key: "k", Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1))
+		if kindOf(err) != KindFormat || time.Since(start) > time.Second {
+			t.Errorf("%s: %v after %v, want %q", what, err, time.Since(start), KindFormat)
+		}
+		ask1(t, s, algorithms.Charge{Key: "other", Limit: l, Cost: 1})
+	}
+	server.Do("set", name, state(0, 200, 0, 200, 200))
+	if o := ask1(t, s, algorithms.Charge{Key: "k", Limit: l, Cost: 1}); o.Remaining != 799 {
+		t.Errorf("a log that is as long as it says: %+v", o)
+	}
+}
+
+// A reply that the script cannot have made is a failure, and neither holds a request nor sends a client away.
+func TestImpossibleRepliesAreFailures(t *testing.T) {
+	queue := compile(t, "z", algorithms.Policy{Algorithm: algorithms.LeakyBucket, Quota: 1, Window: time.Second, Burst: 6, Queue: 5})
+	window, flight := perHour(t, "z", 10), compile(t, "z", algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 5, Window: time.Minute})
+	const second, year, never, unknown = 1e6, 365 * 24 * 3600 * 1e6, -1, -2
+	for _, tc := range []struct {
+		what                   string
+		limit                  *algorithms.Limit
+		status                 byte
+		remaining, retry, next int64
+		possible               bool
+	}{
+		{"passed", window, 1, 9, 0, second, true},
+		{"refused", window, 0, 0, second, second, true},
+		{"refused for ever", window, 0, 3, never, second, true},
+		{"full", window, 1, 10, 0, never, true},
+		{"more than there is", window, 1, 11, 0, second, false},
+		{"less than nothing", window, 0, -1, second, second, false},
+		{"held without a queue", window, 1, 9, second, second, false},
+		{"refused for a year", window, 0, 0, year, second, false},
+		{"next in a year", window, 1, 0, 0, year, false},
+		{"refused for no time", window, 0, 0, 0, second, false},
+		{"a wait below zero", window, 0, 0, -3, second, false},
+		{"nobody knows, of a window", window, 0, 0, unknown, second, false},
+		{"nobody knows, of leases", flight, 0, 0, unknown, unknown, true},
+		{"another status", window, 3, 9, 0, second, false},
+		{"queued", queue, 1, 0, 5 * second, second, true},
+		{"queued behind a forged queue", queue, 1, 0, 3600 * second, second, false},
+		{"queued backwards", queue, 1, 0, -3, second, false},
+	} {
+		var p part
+		p.asks = append(p.asks, newAsk(&algorithms.Charge{Limit: tc.limit, Cost: 1}))
+		reply := []byte{tc.status}
+		for _, n := range []int64{tc.remaining, tc.retry, tc.next, 0} {
+			reply = binary.BigEndian.AppendUint64(reply, uint64(n))
+		}
+		c := call{parts: []*part{&p}, names: []string{"k"}}
+		if err := c.read(string(reply)); err != nil || (p.err == nil) != tc.possible {
+			t.Errorf("%s: %v, %v; want it possible: %t", tc.what, err, p.err, tc.possible)
+		}
 	}
 }
 

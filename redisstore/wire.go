@@ -254,17 +254,21 @@ func (c *call) limit(l *algorithms.Limit) int {
 	return len(c.limits) - 1
 }
 
-// read hands the reply out to the parts.
+// read hands the reply out to the parts. Nothing in it is believed that the script cannot have answered: a request would be held, or
+// a client sent away, for as long as somebody wrote into Redis.
 func (c *call) read(reply string) error {
 	if len(reply) != outcomeSize*len(c.names) {
 		return errReply
 	}
 	for _, p := range c.parts {
 		p.out = p.out[:0]
-		for range p.asks {
+		for i := range p.asks {
 			o, status := outcome(reply)
-			if status == statusFormat {
+			switch a := &p.asks[i]; {
+			case status == statusFormat:
 				p.err = &Error{Kind: KindFormat, Err: errFormat}
+			case status > statusFormat, !a.limit.Possible(&o, a.flags&flagForce != 0):
+				p.err = &Error{Kind: KindFormat, Err: errImpossible}
 			}
 			p.out = append(p.out, o)
 			reply = reply[outcomeSize:]
