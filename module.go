@@ -205,10 +205,10 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refu
 	q := newQuestion(r)
 	defer q.release()
 	q.fields = h.fields
-	if err := h.ask(q); err != nil {
-		return nil, false, err
-	}
 	q.openRecord()
+	if err := h.ask(q); err != nil {
+		return nil, true, h.turnAway(w, q, err)
+	}
 	if len(q.asked) == 0 {
 		return nil, false, nil
 	}
@@ -249,7 +249,7 @@ func (h *Handler) ask(q *question) error {
 		var met keys
 		plan, err := q.meets(rule, &met)
 		if err != nil {
-			if rule.DryRun || met.n > 0 && !rule.Enforces(met.list[0]) {
+			if rule.EnforcesNone() {
 				continue // a dry run never refuses, not even for want of a key
 			}
 			return err
@@ -375,6 +375,16 @@ const storeBack = 2 * time.Second
 func (h *Handler) deny(w http.ResponseWriter, q *question) error {
 	const status = http.StatusServiceUnavailable
 	return h.answer(w, q, h.jitter(storeBack), status, "rate limit cannot be counted: the shared store is down", fields.ReducedCapacity(status))
+}
+
+// turnAway answers a request that cannot be counted as it is. A matcher that failed is the site's to answer, as for every other handler.
+func (h *Handler) turnAway(w http.ResponseWriter, q *question, err error) error {
+	var why caddyhttp.HandlerError
+	if !errors.As(err, &why) || !errors.Is(err, errManyValues) && !errors.Is(err, caddyfile.ErrEarlyData) {
+		fields.WriteRefusal(w.Header(), &q.record.scratch, algorithms.Unknown)
+		return err
+	}
+	return h.answer(w, q, algorithms.Unknown, why.StatusCode, why.Err.Error(), fields.Malformed(why.StatusCode, why.Err.Error()))
 }
 
 // answer writes the response, or returns the error that lets an error route write it.

@@ -15,18 +15,19 @@ import (
 
 // around are sites whose second request is refused by the limiter itself.
 var around = map[string]string{
-	"header, deferred by a deletion":  "header {\n Cache-Control \"public, max-age=31536000, immutable\"\n Expires \"Thu, 01 Jan 2037 00:00:00 GMT\"\n CDN-Cache-Control max-age=60\n Surrogate-Control max-age=60\n -Server\n}\nrate_limit 1/1h\nrespond ok",
-	"header, deferred by >":           "header >Cache-Control \"public, max-age=60\"\nrate_limit 1/1h\nrespond ok",
-	"header, at once":                 "header Cache-Control \"public, max-age=60\"\nheader Expires x\nheader CDN-Cache-Control x\nheader Surrogate-Control x\nrate_limit 1/1h\nrespond ok",
-	"header, a default":               "header ?Cache-Control \"public, max-age=60\"\nrate_limit 1/1h\nrespond ok",
-	"header by the response's status": "header {\n Cache-Control public\n defer\n match {\n status 4xx\n}\n}\nrate_limit 1/1h\nrespond ok",
-	"several headers":                 "header >Cache-Control public\nheader >Expires x\nroute {\n header >Surrogate-Control x\n rate_limit 1/1h\n respond ok\n}",
-	"what a body is":                  "header Content-Encoding gzip\nheader ETag x\nheader Last-Modified x\nheader Accept-Ranges bytes\nheader Content-Range \"bytes 1-2/3\"\nheader Content-Length 7\nheader Trailer X-T\nrate_limit 1/1h\nrespond seven77",
-	"encode before it":                "route {\n encode {\n gzip\n minimum_length 1\n match {\n header Content-Type *\n}\n}\n header >Cache-Control public\n rate_limit 1/1h\n respond ok\n}",
-	"templates around it":             "route {\n header >Cache-Control public\n templates\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
-	"templates of all types":          "route {\n header >Cache-Control public\n templates {\n mime application/problem+json\n}\n rate_limit 1/1h\n respond ok\n}",
-	"intercept of other statuses":     "route {\n header >Cache-Control public\n intercept {\n @gone status 410\n handle_response @gone {\n respond gone 410\n}\n}\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
-	"two limiters":                    "route {\n header >Cache-Control public\n rate_limit 9/1h {\n zone a 9/1h {\n concurrency 5\n }\n }\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
+	"fields that speak to some caches": "header {\n Cloudflare-CDN-Cache-Control max-age=60\n >Akamai-Cache-Control max-age=60\n X-Accel-Expires 60\n >Edge-Control x\n}\nrate_limit 1/1h\nrespond ok",
+	"header, deferred by a deletion":   "header {\n Cache-Control \"public, max-age=31536000, immutable\"\n Expires \"Thu, 01 Jan 2037 00:00:00 GMT\"\n CDN-Cache-Control max-age=60\n Surrogate-Control max-age=60\n -Server\n}\nrate_limit 1/1h\nrespond ok",
+	"header, deferred by >":            "header >Cache-Control \"public, max-age=60\"\nrate_limit 1/1h\nrespond ok",
+	"header, at once":                  "header Cache-Control \"public, max-age=60\"\nheader Expires x\nheader CDN-Cache-Control x\nheader Surrogate-Control x\nrate_limit 1/1h\nrespond ok",
+	"header, a default":                "header ?Cache-Control \"public, max-age=60\"\nrate_limit 1/1h\nrespond ok",
+	"header by the response's status":  "header {\n Cache-Control public\n defer\n match {\n status 4xx\n}\n}\nrate_limit 1/1h\nrespond ok",
+	"several headers":                  "header >Cache-Control public\nheader >Expires x\nroute {\n header >Surrogate-Control x\n rate_limit 1/1h\n respond ok\n}",
+	"what a body is":                   "header Content-Encoding gzip\nheader ETag x\nheader Last-Modified x\nheader Accept-Ranges bytes\nheader Content-Range \"bytes 1-2/3\"\nheader Content-Length 7\nheader Trailer X-T\nrate_limit 1/1h\nrespond seven77",
+	"encode before it":                 "route {\n encode {\n gzip\n minimum_length 1\n match {\n header Content-Type *\n}\n}\n header >Cache-Control public\n rate_limit 1/1h\n respond ok\n}",
+	"templates around it":              "route {\n header >Cache-Control public\n templates\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
+	"templates of all types":           "route {\n header >Cache-Control public\n templates {\n mime application/problem+json\n}\n rate_limit 1/1h\n respond ok\n}",
+	"intercept of other statuses":      "route {\n header >Cache-Control public\n intercept {\n @gone status 410\n handle_response @gone {\n respond gone 410\n}\n}\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
+	"two limiters":                     "route {\n header >Cache-Control public\n rate_limit 9/1h {\n zone a 9/1h {\n concurrency 5\n }\n }\n header >Expires x\n rate_limit 1/1h\n respond ok\n}",
 }
 
 func TestARefusalIsWholeAndUncacheable(t *testing.T) {
@@ -50,16 +51,41 @@ func TestARefusalIsWholeAndUncacheable(t *testing.T) {
 	}
 }
 
-// checkRefusal wants problem+json, whole, with none of what others said of their responses.
+// So is the answer to a request that cannot be counted, which tells no wait.
+func TestWhatCannotBeCountedIsUncacheable(t *testing.T) {
+	for name, site := range around {
+		t.Run(name, func(t *testing.T) {
+			site = strings.ReplaceAll(site, "rate_limit 1/1h", "rate_limit {\n zone z {header.X-Key} 1/1h\n}")
+			s := serve(t, "{\n admin off\n}\n:80 {\n "+site+"\n}")
+			a := s.get("/", "Accept-Encoding", "gzip", "X-Key", "a", "X-Key", "b", "X-Key", "c", "X-Key", "d", "X-Key", "e")
+			checkUncacheable(t, a, http.StatusBadRequest)
+			if a.Header.Get("Retry-After") != "" || !strings.Contains(a.body, "more than 4 values") {
+				t.Errorf("%v %q", a.Header, a.body)
+			}
+		})
+	}
+	s := serve(t, ":80 {\n rate_limit {\n zone z {header.X-Key} 1/1h\n }\n respond ok\n handle_errors {\n respond \"{err.status_code} {err.message}\"\n}\n}")
+	a := s.get("/", "X-Key", "a", "X-Key", "b", "X-Key", "c", "X-Key", "d", "X-Key", "e")
+	if a.StatusCode != http.StatusBadRequest || !strings.HasPrefix(a.body, "400 ") || a.Header.Get("Cache-Control") != "no-store" {
+		t.Errorf("an error route answers: %s %v %q", a.Status, a.Header, a.body)
+	}
+}
+
 func checkRefusal(t *testing.T, a answer) {
 	t.Helper()
-	if a.StatusCode != http.StatusTooManyRequests || !strings.HasPrefix(a.body, `{"type":`) || strings.Count(a.body, "{") != 1 || !strings.HasSuffix(a.body, "}") {
+	checkUncacheable(t, a, http.StatusTooManyRequests)
+}
+
+// checkUncacheable wants problem+json, whole, with none of what others said of their responses.
+func checkUncacheable(t *testing.T, a answer, status int) {
+	t.Helper()
+	if a.StatusCode != status || !strings.HasPrefix(a.body, `{"type":`) || strings.Count(a.body, "{") != 1 || !strings.HasSuffix(a.body, "}") {
 		t.Errorf("%s %v %q", a.Status, a.Header, a.body)
 	}
 	if got := a.Header["Cache-Control"]; len(got) != 1 || got[0] != "no-store" {
 		t.Errorf("Cache-Control: %q", got)
 	}
-	for _, field := range []string{"Expires", "Cdn-Cache-Control", "Surrogate-Control", "Content-Encoding", "Etag", "Last-Modified", "Accept-Ranges", "Content-Range", "Trailer"} {
+	for _, field := range []string{"Expires", "Cdn-Cache-Control", "Cloudflare-Cdn-Cache-Control", "Akamai-Cache-Control", "X-Accel-Expires", "Edge-Control", "Surrogate-Control", "Content-Encoding", "Etag", "Last-Modified", "Accept-Ranges", "Content-Range", "Trailer"} {
 		if got := a.Header[field]; got != nil {
 			t.Errorf("%s: %q", field, got)
 		}

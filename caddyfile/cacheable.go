@@ -5,13 +5,13 @@ package caddyfile
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// cachingFields are those that let a response be kept.
-var cachingFields = []string{"Cache-Control", "Expires", "Cdn-Cache-Control", "Surrogate-Control"}
+	"github.com/caddy-sluice/sluice/fields"
+)
 
 // warnCacheable warns of error routes about refusals that let them be kept.
 func (k *compiler) warnCacheable() {
@@ -38,8 +38,8 @@ func kept(to []string, node any, status string) []string {
 		if node["handler"] == "headers" {
 			response, _ := node["response"].(map[string]any)
 			for _, how := range []string{"add", "set"} {
-				fields, _ := response[how].(map[string]any)
-				to = append(to, keptBy(fields)...)
+				set, _ := response[how].(map[string]any)
+				to = append(to, keptBy(set)...)
 			}
 		}
 		for _, n := range node {
@@ -51,10 +51,10 @@ func kept(to []string, node any, status string) []string {
 	return to
 }
 
-func keptBy(fields map[string]any) (list []string) {
-	for name, values := range fields {
+func keptBy(set map[string]any) (list []string) {
+	for name, values := range set {
 		text := strings.Trim(fmt.Sprint(values), "[]")
-		if slices.ContainsFunc(cachingFields, func(field string) bool { return strings.EqualFold(field, name) }) && !strings.Contains(text, "no-store") {
+		if fields.Caching(http.CanonicalHeaderKey(name)) && !strings.Contains(text, "no-store") {
 			list = append(list, fmt.Sprintf("%s %q", name, text))
 		}
 	}

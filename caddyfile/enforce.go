@@ -15,6 +15,9 @@ func (r *Rule) Enforces(key string) bool {
 	return !r.DryRun && (r.share == nil || r.share.has(key))
 }
 
+// EnforcesNone reports whether the rule refuses nobody, whatever the key.
+func (r *Rule) EnforcesNone() bool { return r.DryRun || r.share != nil && r.share.below == 0 }
+
 // share is a part of a zone's keys: those whose hash is below a bound. It depends on the zone too, so that it is not
 // the same clients who are refused first everywhere.
 type share struct {

@@ -74,6 +74,11 @@ func ReducedCapacity(status int) []byte {
 	return []byte(head(TemporaryReducedCapacity, "Temporary Reduced Capacity", status) + "}")
 }
 
+// Malformed is the body of a refusal of a request that cannot be counted as it is. The detail says why, in plain text.
+func Malformed(status int, detail string) []byte {
+	return []byte(head("about:blank", http.StatusText(status), status) + `,"detail":` + strconv.Quote(detail) + "}")
+}
+
 // WriteProblem adds the Content-Type of the body.
 func WriteProblem(h http.Header, sc *Scratch) {
 	delete(h, "Content-Type")

@@ -254,20 +254,32 @@ func (k *oneValue) remove(h http.Header) {
 	delete(h, k.reset)
 }
 
-// ofAnother are the fields by which handlers before said how a response may be cached, and what body it has: not this one's.
-var ofAnother = []string{
-	"Expires", "Cdn-Cache-Control", "Surrogate-Control",
-	"Content-Length", "Content-Encoding", "Etag", "Last-Modified", "Content-Range", "Accept-Ranges", "Trailer",
+// ofAnother are the fields by which handlers before said what body a response has: not this one's.
+var ofAnother = []string{"Content-Length", "Content-Encoding", "Etag", "Last-Modified", "Content-Range", "Accept-Ranges", "Trailer"}
+
+// Caching reports whether a field, by its canonical name, says how long a response may be kept. Those that end in Cache-Control speak to
+// some caches only (RFC 9213), which obey them before that one.
+func Caching(name string) bool {
+	switch name {
+	case "Expires", "Surrogate-Control", "Edge-Control", "X-Accel-Expires":
+		return true
+	}
+	return strings.HasSuffix(name, keyCache)
 }
 
-// WriteRefusal adds what every refusal carries, and takes out what was said of another response: it must not be cached, and Retry-After says when to come back:
-// whole seconds, rounded up, at least 1. With [algorithms.Never] there is no such moment, with [algorithms.Unknown] nobody
-// knows it, and there is no field. A later Retry-After that is already there (an error route inside a limited route) is kept.
+// WriteRefusal adds what every refusal carries, and takes out what was said of another response: it must not be cached, and
+// Retry-After says when to come back: whole seconds, rounded up, at least 1. With [algorithms.Never] there is no such moment, with
+// [algorithms.Unknown] nobody knows it, and there is no field. A later Retry-After that is already there (an error route inside
+// a limited route) is kept.
 func WriteRefusal(h http.Header, sc *Scratch, retry time.Duration) {
 	for _, key := range ofAnother {
 		delete(h, key)
 	}
-	delete(h, keyCache)
+	for key := range h {
+		if Caching(key) {
+			delete(h, key)
+		}
+	}
 	sc.add(h, keyCache, "no-store")
 	if !known(retry) {
 		return
