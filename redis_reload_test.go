@@ -5,6 +5,7 @@ package sluice_test
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -115,6 +116,40 @@ func TestReloadWaitsForWhatIsOwed(t *testing.T) {
 	if left := (answer{Response: s.begin()}).left("n"); left != 9 {
 		t.Errorf("%d left after the next request, want 9: the first one's unit came back", left)
 	}
+	if n := s.unsettled() - before; n != 0 {
+		t.Errorf("%v charges did not reach Redis", n)
+	}
+}
+
+// G34: what waits to be charged while Redis is away is charged when it is back, also if a reload has opened another store meanwhile.
+func TestReloadKeepsAWaitingCharge(t *testing.T) {
+	t.Cleanup(sluice.Linger(20 * time.Millisecond))
+	r := redistest.Start(t)
+	arrived, gate := make(chan struct{}), make(chan struct{})
+	dial := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			arrived <- struct{}{}
+			<-gate
+			w.Header().Set("X-Cost", "4")
+		}
+	})
+	config := func(settings string) string {
+		return sharingSite(r.Addr, settings, "rate_limit {\n zone z 10/1h {\n key everyone\n algorithm token_bucket\n cost {header.X-Cost}\n charge {http.response.header.X-Cost}\n}\n}\nreverse_proxy "+dial)
+	}
+	s := serve(t, config("timeout 2s"))
+	before := s.unsettled()
+	answered := make(chan int)
+	go func() { answered <- s.get("/slow", "X-Cost", "1").StatusCode }()
+	<-arrived
+	r.Kill()
+	close(gate)
+	if status := <-answered; status != 200 {
+		t.Fatal(status)
+	}
+	s.mustLoad(config("timeout 2001ms"))
+	r.Launch()
+	// What the Redis of before had counted is lost; the rest of 3 is charged to the new one.
+	eventually(t, 20*time.Second, "the charge", func() bool { return s.get("/", "X-Cost", "0").left("z") == 7 })
 	if n := s.unsettled() - before; n != 0 {
 		t.Errorf("%v charges did not reach Redis", n)
 	}
