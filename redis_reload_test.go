@@ -123,7 +123,7 @@ func TestReloadWaitsForWhatIsOwed(t *testing.T) {
 
 // G34: what waits to be charged while Redis is away is charged when it is back, also if a reload has opened another store meanwhile.
 func TestReloadKeepsAWaitingCharge(t *testing.T) {
-	t.Cleanup(sluice.Linger(20 * time.Millisecond))
+	t.Cleanup(sluice.Linger(200 * time.Millisecond))
 	r := redistest.Start(t)
 	arrived, gate := make(chan struct{}), make(chan struct{})
 	dial := upstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -147,6 +147,7 @@ func TestReloadKeepsAWaitingCharge(t *testing.T) {
 		t.Fatal(status)
 	}
 	s.mustLoad(config("timeout 2001ms"))
+	time.Sleep(1500 * time.Millisecond) // the outage outlasts what an orderly close waits for
 	r.Launch()
 	// What the Redis of before had counted is lost; the rest of 3 is charged to the new one.
 	eventually(t, 20*time.Second, "the charge", func() bool { return s.get("/", "X-Cost", "0").left("z") == 7 })
