@@ -2,6 +2,7 @@ package sluice
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,19 +15,41 @@ import (
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/counting"
 	"github.com/caddy-sluice/sluice/fields"
-	"github.com/caddy-sluice/sluice/leaky"
 	"github.com/caddy-sluice/sluice/memstore"
 )
 
 func init() { caddy.RegisterModule(new(App)) }
 
-// local holds the counters of every zone of the process. It outlives configs: a reload opens its zones
-// before the old config closes them, so counts are kept and shared by name.
-var local = memstore.New()
+// processes holds what is counted in this process, under the clock that it reads. It outlives configs: a reload acquires it, and
+// opens its zones, before the old config lets go of them, so counts are kept and shared by name.
+var processes = caddy.NewUsagePool()
 
-// room is where requests wait for the slots that local gave them.
-var room = leaky.NewRoom(local, time.Now)
+// clock tells the time of configs that are loaded from now on: µs since the Unix epoch; nil: the time of day.
+var clock *func() int64
+
+// process is what is counted under one clock.
+type process struct{ *counting.Process }
+
+// Destruct implements caddy.Destructor. Nothing is held but memory.
+func (process) Destruct() error { return nil }
+
+// openProcess returns what configs of now count in, and the clock under which to let go of it.
+func openProcess() (*counting.Process, *func() int64, error) {
+	under := clock
+	value, _, err := processes.LoadOrNew(under, func() (caddy.Destructor, error) {
+		var options []memstore.Option
+		if under != nil {
+			options = append(options, memstore.WithClock(*under))
+		}
+		return process{counting.NewProcess(memstore.New(options...), time.Now)}, nil
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return value.(process).Process, under, nil
+}
 
 // App is what the handlers of one config share: the shared store, and which zones they name and how.
 type App struct {
@@ -39,6 +62,9 @@ type App struct {
 	redis  *sharedStore  // nil when every zone counts in this process
 	shared *caddyfile.Shared
 
+	counters *counting.Counters
+	clock    *func() int64 // of what is counted in this process
+
 	mu       sync.Mutex
 	zones    map[string]*zone
 	handlers int               // so far
@@ -50,6 +76,7 @@ type App struct {
 
 // zone is what one config says of a zone name, over all its handlers.
 type zone struct {
+	process  *counting.Process
 	first    *caddyfile.Rule
 	counters *memstore.Zone
 	strikes  *memstore.Zone            // what earns a ban; nil when no rule bans
@@ -61,7 +88,7 @@ type zone struct {
 // open acquires counters in this process, once, until the config ends.
 func (z *zone) open(name string) *memstore.Zone {
 	if z.opened[name] == nil {
-		z.opened[name] = local.Open(name)
+		z.opened[name] = z.process.Open(name)
 	}
 	return z.opened[name]
 }
@@ -87,6 +114,11 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx, a.logger = ctx, ctx.Logger()
 	a.zones = make(map[string]*zone)
 	a.named, a.wire = make(map[string]int), make(map[string]string)
+	here, under, err := openProcess()
+	if err != nil {
+		return err
+	}
+	a.counters, a.clock = &counting.Counters{Process: here, Fleet: a.fleet}, under
 	shared, err := a.Global.Compile()
 	if err != nil || shared == nil {
 		return err
@@ -109,7 +141,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	a.redis, a.shared = store, shared
+	a.redis, a.shared, a.counters.Shared = store, shared, store
 	return nil
 }
 
@@ -165,9 +197,9 @@ func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	}
 	z := a.zones[r.Zone]
 	if z == nil {
-		z = &zone{first: r, opened: make(map[string]*memstore.Zone)}
+		z = &zone{process: a.counters.Process, first: r, opened: make(map[string]*memstore.Zone)}
 		z.counters = z.open(r.Zone)
-		z.open(shareZone(r.Zone))
+		z.open(counting.ShareZone(r.Zone))
 		a.zones[r.Zone] = z
 	}
 	if r.Ban != nil {
@@ -214,85 +246,6 @@ func (a *App) warnShared(first, r *caddyfile.Rule, logger *zap.Logger) {
 	if first.DryRun != r.DryRun {
 		logger.Warn("one zone is a dry run in one place and refuses in another: what the dry run lets pass uses up what the other refuses by; "+
 			"give the dry run another name", fields...)
-	}
-}
-
-// counted is what the zones of a config that was started count, and where.
-type counted struct {
-	app    *App // nil: no config
-	limits map[string][]*algorithms.Limit
-	place  map[string]string
-}
-
-// started is the config that was started last, and the one before it until that is cleaned up: if the newer
-// fails to start, the older goes on.
-var started struct {
-	sync.Mutex
-	last, before counted
-}
-
-// sayFreshStarts warns of zones that were there before and get new counters, because they count elsewhere, or their algorithm or
-// window changed. It is said when a config starts, so that a rejected one says nothing.
-func (a *App) sayFreshStarts() {
-	started.Lock()
-	defer started.Unlock()
-	before, now := started.last, counted{a, make(map[string][]*algorithms.Limit), make(map[string]string)}
-	started.before, started.last = before, now
-	for _, z := range a.open() {
-		name := z.first.Zone
-		now.limits[name], now.place[name] = slices.Collect(z.first.AllLimits()), a.placeOf(z.first)
-		known, was := before.limits[name], before.place[name]
-		switch {
-		case known == nil:
-		case was != now.place[name]:
-			a.logger.Warn("a zone that counts elsewhere starts afresh, bans included", zap.String("zone", name),
-				zap.String("before", was), zap.String("now", now.place[name]))
-		default:
-			a.sayFreshLimits(name, known, now.limits[name])
-		}
-	}
-}
-
-// placeOf names where a rule counts.
-func (a *App) placeOf(r *caddyfile.Rule) string {
-	if r.Store != caddyfile.StoreRedis {
-		return "this process"
-	}
-	return a.shared.Place()
-}
-
-// sayFreshLimits warns of those of a zone's limits that have no counters yet.
-func (a *App) sayFreshLimits(name string, known, limits []*algorithms.Limit) {
-	for _, limit := range limits {
-		if slices.ContainsFunc(known, func(l *algorithms.Limit) bool { return l.Space == limit.Space }) {
-			continue
-		}
-		if limit.Algorithm == algorithms.Concurrency {
-			a.logger.Warn("requests in flight are counted afresh, because their lease changed", zap.String("zone", name))
-			continue
-		}
-		var was []string
-		hint := zap.Skip()
-		for _, l := range known {
-			was = append(was, caddyfile.DescribeLimit(l.Policy))
-			if l.Window == limit.Window {
-				hint = zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it")
-			}
-		}
-		a.logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", name),
-			zap.Strings("before", was), zap.String("now", caddyfile.DescribeLimit(limit.Policy)), hint)
-	}
-}
-
-// forgetStart undoes sayFreshStarts when the config ends, or has failed to start.
-func (a *App) forgetStart() {
-	started.Lock()
-	defer started.Unlock()
-	switch a {
-	case started.last.app:
-		started.last, started.before = started.before, counted{}
-	case started.before.app:
-		started.before = counted{}
 	}
 }
 
@@ -368,11 +321,14 @@ func (a *App) Cleanup() error {
 			counters.Close()
 		}
 	}
-	if a.redis == nil {
-		return nil
+	var errs [2]error
+	if a.counters != nil {
+		_, errs[0] = processes.Delete(a.clock)
 	}
-	_, err := sharedStores.Delete(a.shared.Fingerprint)
-	return err
+	if a.redis != nil {
+		_, errs[1] = sharedStores.Delete(a.shared.Fingerprint)
+	}
+	return errors.Join(errs[:]...)
 }
 
 var (

@@ -1,19 +1,13 @@
 package sluice
 
-import (
-	"time"
-
-	"github.com/caddy-sluice/sluice/leaky"
-	"github.com/caddy-sluice/sluice/memstore"
-)
+import "time"
 
 // UseClock gives configs that are loaded from now on counters of their own, which read the given clock (µs). Tests
 // of hours then take no time. restore goes back to the counters of the process.
 func UseClock(now func() int64) (restore func()) {
-	before, roomBefore := local, room
-	local = memstore.New(memstore.WithClock(now))
-	room = leaky.NewRoom(local, time.Now)
-	return func() { local, room = before, roomBefore }
+	before := clock
+	clock = &now
+	return func() { clock = before }
 }
 
 // RemindEvery makes stores that are started from now on remind at that interval.
@@ -32,9 +26,6 @@ func Linger(d time.Duration) (restore func()) {
 
 // Age makes the process older for the sampling of log lines, which counts over all tests.
 func Age(d time.Duration) { processStart = processStart.Add(-d) }
-
-// Banish bans a key as one instance does.
-var Banish = banish
 
 // Unaltered is the way of a refusal to the client.
 var Unaltered = unaltered

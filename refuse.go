@@ -1,15 +1,123 @@
 package sluice
 
-// What stands between a refusal and the client.
+// The answer to who is refused, and what stands between it and the client.
 
 import (
+	"errors"
+	"math/rand/v2"
 	"net/http"
 	"reflect"
+	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/encode"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/counting"
+	"github.com/caddy-sluice/sluice/fields"
+	"github.com/caddy-sluice/sluice/telemetry"
 )
+
+// refuse answers the client, with the wait of the rule's limit that binds.
+func (h *Handler) refuse(w http.ResponseWriter, q *question, by *asked, why verdict) error {
+	wait := why.wait
+	if wait == algorithms.Unknown && by.rule.RetryAfter > 0 {
+		wait = by.rule.RetryAfter
+	}
+	wait = h.jitter(q.waitForAll(wait, h.counters))
+	q.record.refusal = &refusal{zone: by.rule.Zone, policy: by.plan.Names[why.limit], wait: wait}
+	h.report(q, by, wait)
+	reason, problem := "rate limit exceeded", q.fields.Problem
+	if by.Banned() {
+		reason, problem = "banned for exceeding a rate limit", q.fields.AbnormalUsage
+	}
+	return h.answer(w, q, wait, h.settings.Status, reason, problem(q.applied))
+}
+
+// deny answers a client whose request cannot be counted. It has done nothing wrong, so ban tools hear nothing of it.
+func (h *Handler) deny(w http.ResponseWriter, q *question) error {
+	const status = http.StatusServiceUnavailable
+	return h.answer(w, q, h.jitter(counting.StoreBack), status, "rate limit cannot be counted: the shared store is down", fields.ReducedCapacity(status))
+}
+
+// turnAway answers a request that cannot be counted as it is. A matcher that failed is the site's to answer, as for every other handler.
+func (h *Handler) turnAway(w http.ResponseWriter, q *question, err error) error {
+	var why caddyhttp.HandlerError
+	if !errors.As(err, &why) || !errors.Is(err, errManyValues) && !errors.Is(err, caddyfile.ErrEarlyData) {
+		fields.WriteRefusal(w.Header(), &q.record.scratch, algorithms.Unknown)
+		return err
+	}
+	return h.answer(w, q, algorithms.Unknown, why.StatusCode, why.Err.Error(), fields.Malformed(why.StatusCode, why.Err.Error()))
+}
+
+// answer writes the response, or returns the error that lets an error route write it.
+func (h *Handler) answer(w http.ResponseWriter, q *question, wait time.Duration, status int, reason string, problem []byte) error {
+	fields.WriteRefusal(w.Header(), &q.record.scratch, wait)
+	if err := h.asError(q.r, status, reason); err != nil {
+		return err
+	}
+	fields.WriteProblem(w.Header(), &q.record.scratch)
+	w = unaltered(w)
+	w.WriteHeader(status)
+	_, err := w.Write(problem)
+	return err
+}
+
+// jitter lengthens a wait by a random share, so that the refused do not all return at once. What is no number stays so.
+func (h *Handler) jitter(wait time.Duration) time.Duration {
+	if h.settings.Jitter == 0 || wait == algorithms.Never || wait < 0 {
+		return wait
+	}
+	more := rand.Float64() * h.settings.Jitter * float64(wait)
+	return wait + time.Duration(min(more, float64(algorithms.MaxWindow)))
+}
+
+func (h *Handler) report(q *question, a *asked, wait time.Duration) {
+	key := a.key
+	if h.settings.LogKey {
+		key = strings.Clone(key) // subscribers may keep it
+	}
+	h.reporter.Refused(q.r, telemetry.Refusal{
+		Zone: a.rule.Zone, Key: key, Text: caddyfile.Text, Wait: wait, DryRun: !a.enforced, Now: monotonic(),
+	})
+}
+
+// asError returns the error that lets an error route answer, or nil when this handler is to answer itself: always
+// within an error route, where a returned error would lose to the one that led there.
+func (h *Handler) asError(r *http.Request, status int, reason string) error {
+	if _, within := r.Context().Value(caddyhttp.ErrorCtxKey).(error); within || h.settings.Response == caddyfile.ResponseProblem {
+		return nil
+	}
+	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if h.settings.Response == caddyfile.ResponseAuto && (server == nil || server.Errors == nil) {
+		return nil // before making the error, which costs more than the decision
+	}
+	err := caddyhttp.Error(status, errors.New(reason))
+	if h.settings.Response == caddyfile.ResponseError || answered(server.Errors.Routes, server.Errors.WithError(r, err)) {
+		return err
+	}
+	return nil
+}
+
+// answered reports whether one of the error routes is about the request and its error. It looks into subroutes, because that is
+// where `handle_errors 404` keeps its status; a matcher that fails is left to fail in the route.
+func answered(routes caddyhttp.RouteList, r *http.Request) bool {
+	for _, route := range routes {
+		if matches, err := route.MatcherSets.AnyMatchWithError(r); !matches && err == nil {
+			continue
+		}
+		for _, handler := range route.Handlers {
+			sub, ok := handler.(*caddyhttp.Subroute)
+			if !ok || answered(sub.Routes, r) {
+				return true
+			}
+		}
+	}
+	return false
+}
 
 // The packages whose writers change a response on its way: Caddy's header sets fields at the last moment, which may say that
 // all the world may keep the refusal for a year, and encode compresses a body that is told to be plain.

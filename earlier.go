@@ -5,7 +5,6 @@ package sluice
 // wait that either tells must be long enough for both, since a retry asks both again.
 
 import (
-	"context"
 	"hash/maphash"
 	"net/http"
 	"slices"
@@ -14,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/counting"
 	"github.com/caddy-sluice/sluice/fields"
 )
 
@@ -37,7 +37,7 @@ func (q *question) toldBefore(z *zone) bool {
 
 // waitForAll lengthens the wait that a refused client is told to what the rules of earlier handlers, which have let this request
 // pass, need to let the next one pass.
-func (q *question) waitForAll(wait time.Duration) time.Duration {
+func (q *question) waitForAll(wait time.Duration, counters *counting.Counters) time.Duration {
 	if wait <= 0 || wait == algorithms.Never { // nobody knows when, or it is of no use
 		return wait
 	}
@@ -46,7 +46,7 @@ func (q *question) waitForAll(wait time.Duration) time.Duration {
 		if o := &a.outcome; !a.enforced || !o.OK || !o.Asked() || o.Remaining >= a.cost || a.limit.Algorithm == algorithms.Concurrency {
 			continue
 		}
-		if again := a.again(); again != algorithms.Never {
+		if again := a.again(counters); again != algorithms.Never {
 			wait = max(wait, again)
 		}
 	}
@@ -54,16 +54,10 @@ func (q *question) waitForAll(wait time.Duration) time.Duration {
 }
 
 // again is how long the rule makes a client wait that it has let pass. Of more than one unit that is missing, the store is asked.
-func (a *answer) again() time.Duration {
+func (a *answer) again(counters *counting.Counters) time.Duration {
 	if a.cost-a.outcome.Remaining > 1 {
-		store := algorithms.Store(local)
-		if a.rule.redis != nil {
-			store = a.rule.redis
-		}
-		var out [1]algorithms.Outcome
-		look := [1]algorithms.Charge{{Key: a.key, Limit: a.limit, Cost: a.cost, Peek: true}}
-		if err := store.Apply(context.Background(), look[:], out[:]); err == nil {
-			return out[0].Retry
+		if o, err := counters.Look(a.rule.entry.Place, a.limit, a.key, a.cost); err == nil {
+			return o.Retry
 		}
 	}
 	return a.outcome.Next
@@ -83,26 +77,36 @@ type taken struct {
 }
 
 // taken is what later rules of the zone need to know of a charge that was committed; nil if there are none.
-func (a *asked) taken(limit int) *taken {
-	if !a.rule.zone.severalRules() || !a.outcome(limit).OK {
+func (q *question) taken(a *asked, limit int) *taken {
+	if !a.rule.zone.severalRules() || !a.Outcomes[limit].OK {
 		return nil
 	}
-	return &taken{key: strings.Clone(a.key), units: a.charge(limit).Cost}
+	return &taken{key: strings.Clone(a.key), units: q.decision.Cost(a.Answer, limit)}
 }
 
-// held is what the request has already taken, under earlier rules, from the counter that a rule is about to charge. Those rules
-// learn what the request meets behind them.
-func (rec *record) held(req *http.Request, by *asked, limit *algorithms.Limit, cost int64) (units int64) {
-	if rec == nil || !by.rule.zone.severalRules() {
-		return 0
+// held is, for each limit that a rule is about to ask, what the request has already taken from its counter under earlier rules, and
+// will take under later ones; nil if that is nothing. Earlier rules learn what the request meets behind them.
+func (q *question) held(by *asked, cost int64) (units []int64) {
+	if !by.rule.zone.severalRules() && by.rule.ahead.Load() == nil {
+		return nil
 	}
-	for i := range rec.answers {
-		a := &rec.answers[i]
+	units = make([]int64, len(by.plan.Limits))
+	for i, limit := range by.plan.Limits {
+		if limit.Algorithm != algorithms.Concurrency {
+			units[i] = q.heldEarlier(by, limit, cost) + by.rule.aheadOf(q.r, limit)
+		}
+	}
+	return units
+}
+
+func (q *question) heldEarlier(by *asked, limit *algorithms.Limit, cost int64) (units int64) {
+	for i := range q.record.answers {
+		a := &q.record.answers[i]
 		if a.taken == nil || a.limit.Space != limit.Space || a.taken.key != by.key {
 			continue
 		}
 		if by.enforced && !by.rule.Cost.Dynamic() {
-			a.rule.learn(by.rule, limit.Space, cost, kindOf(req))
+			a.rule.learn(by.rule, limit.Space, cost, kindOf(q.r))
 		}
 		units += a.taken.units
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
+	"github.com/caddy-sluice/sluice/counting"
 	"github.com/caddy-sluice/sluice/redisstore"
 	"github.com/caddy-sluice/sluice/telemetry"
 )
@@ -35,7 +36,7 @@ type sharedStore struct {
 	changes   chan redisstore.State
 	done      chan struct{}
 	unlimited atomic.Int64 // requests let through because the store is down
-	debtors   sync.Map     // requests under way that have something to settle, or hold a lease: *due
+	books     counting.Books
 }
 
 // remindEvery is how often a store that is down while requests pass unlimited is spoken of.
@@ -145,26 +146,18 @@ func (s *sharedStore) Destruct() error {
 	return nil
 }
 
-// owe notes a request that has something to settle here, paid that it has done so.
-func (s *sharedStore) owe(d *due)  { s.debtors.Store(d, nil) }
-func (s *sharedStore) paid(d *due) { s.debtors.Delete(d) }
+// Books implements [counting.Store].
+func (s *sharedStore) Books() *counting.Books { return &s.books }
 
-// debts reports whether a request has something to settle.
-func (s *sharedStore) debts() (some bool) {
-	s.debtors.Range(func(_, _ any) bool { some = true; return false })
-	return some
+// Hold implements [counting.Store].
+func (s *sharedStore) Hold(limit *algorithms.Limit, key string, mark int64) counting.Lease {
+	return s.Store.Hold(limit, key, mark)
 }
 
 // cutOff gives back what is held by requests that the process does not live to see the end of, as WebSockets and those that
-// the grace period cuts off. What they hold in flight the store gives back when it closes.
+// the grace period cuts off.
 func (s *sharedStore) cutOff() {
-	n := 0
-	s.debtors.Range(func(d, _ any) bool {
-		n++
-		d.(*due).cutOff()
-		return true
-	})
-	if n > 0 {
+	if n := s.books.CutOff(); n > 0 {
 		caddy.Log().Named("http.handlers.rate_limit").Info("requests end with the process: what they hold in the shared store is given back",
 			zap.Int("requests", n))
 	}
@@ -182,7 +175,7 @@ func (s *sharedStore) handOver() {
 	}
 }
 
-// Apply implements [algorithms.Store]. The first answer after an outage that was handed over says that it is over.
+// Apply implements [counting.Store]. The first answer after an outage that was handed over says that it is over.
 func (s *sharedStore) Apply(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) error {
 	err := s.Store.Apply(ctx, charges, out)
 	if err == nil && s.inherited.Load() && s.inherited.CompareAndSwap(true, false) {
@@ -208,7 +201,7 @@ func (s *sharedStore) outlive(every time.Duration, end, up time.Time) {
 		if s.Up() {
 			up = now
 		}
-		if !s.debts() && s.Settled() || now.Sub(up) > givenUp*every || now.After(end) {
+		if s.books.Empty() && s.Settled() || now.Sub(up) > givenUp*every || now.After(end) {
 			_ = s.Store.Close() // an error of closing connections helps nobody
 			return
 		}

@@ -1,0 +1,161 @@
+package sluice
+
+// What the handlers of one request have decided about it, as long as the request and its response live: for placeholders, and for
+// later handlers.
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/caddy-sluice/sluice/algorithms"
+	"github.com/caddy-sluice/sluice/fields"
+	"github.com/caddy-sluice/sluice/telemetry"
+)
+
+// recordVar is the request variable that holds the record.
+const recordVar = "rate_limit"
+
+// record is what the handlers of one request have decided about it.
+type record struct {
+	answers []answer
+	first   [1]answer // backs answers: most requests meet one limit
+	refusal *refusal  // nil: not refused
+	scratch fields.Scratch
+}
+
+// answer is what one limit of a rule said.
+type answer struct {
+	rule     *rule
+	limit    *algorithms.Limit
+	cost     int64
+	key      string // if one unit more may not be enough, see [question.waitForAll]
+	outcome  algorithms.Outcome
+	enforced bool
+	// taken is kept if the zone has other rules, which may meet the same counter later on this request.
+	taken *taken
+}
+
+// refusal is why a request was refused.
+type refusal struct {
+	zone, policy string
+	wait         time.Duration
+}
+
+// newRecord makes the request's record, and its placeholders. Also a request that no rule limits has one: its placeholders are empty
+// then, and not the braces that an unknown placeholder leaves.
+func newRecord(r *http.Request, vars map[string]any) *record {
+	rec := new(record)
+	rec.answers = rec.first[:0]
+	if vars != nil { // a request that did not come through Caddy's server has none
+		vars[recordVar] = rec
+	}
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Map(rec.placeholder)
+	}
+	return rec
+}
+
+// knows reports whether the rule has decided about the request before.
+func (rec *record) knows(r *rule) bool {
+	for i := range rec.answers {
+		if rec.answers[i].rule == r {
+			return true
+		}
+	}
+	return false
+}
+
+// placeholder serves {http.rate_limit.…}. What has no value is empty and not unknown: header_up sends the unknown as it is
+// written, braces included.
+func (rec *record) placeholder(name string) (any, bool) {
+	name, ok := strings.CutPrefix(name, "http.rate_limit.")
+	if !ok {
+		return nil, false
+	}
+	dot := strings.LastIndexByte(name, '.')
+	if dot < 0 {
+		return "", true
+	}
+	zone, what := name[:dot], name[dot+1:]
+	if zone == "exceeded" && rec.refusal != nil {
+		if value, ok := rec.refusal.placeholder(what); ok {
+			return value, true
+		}
+	}
+	if a := rec.tightest(zone); a != nil {
+		return a.placeholder(what), true
+	}
+	return "", true
+}
+
+func (f *refusal) placeholder(what string) (any, bool) {
+	switch what {
+	case "name":
+		return f.zone, true
+	case "policy":
+		return f.policy, true
+	case "retry_after":
+		if f.wait == algorithms.Never || f.wait == algorithms.Unknown {
+			return "", true
+		}
+		return fields.RetryAfter(f.wait), true
+	}
+	return nil, false
+}
+
+// tightest returns the answer of the zone that is closest to exhaustion.
+func (rec *record) tightest(zone string) (tightest *answer) {
+	for i := range rec.answers {
+		if a := &rec.answers[i]; a.rule.Zone == zone && a.outcome.Asked() && (tightest == nil || a.tighter(tightest)) {
+			tightest = a
+		}
+	}
+	return tightest
+}
+
+func (a *answer) tighter(b *answer) bool {
+	return fields.Tighter(a.limit.Capacity, &a.outcome, b.limit.Capacity, &b.outcome)
+}
+
+func (a *answer) placeholder(what string) any {
+	switch what {
+	case "limit":
+		return a.limit.Capacity
+	case "remaining":
+		return a.outcome.Remaining
+	case "reset":
+		switch a.outcome.Next {
+		case algorithms.Never:
+			return 0
+		case algorithms.Unknown:
+			return ""
+		}
+		return fields.RetryAfter(a.outcome.Next)
+	case "delay":
+		return strconv.FormatFloat(a.outcome.Delay.Seconds(), 'f', -1, 64)
+	case "status":
+		return resultOf(a.outcome.OK, a.outcome.Delay > 0, a.enforced).String()
+	}
+	return ""
+}
+
+// resultOf is what becomes of a request in a rule, or would if the rule were enforced.
+func resultOf(ok, delayed, enforced bool) telemetry.Result {
+	switch {
+	case !ok && enforced:
+		return telemetry.Refused
+	case !ok:
+		return telemetry.RefusedDryRun
+	case delayed && enforced:
+		return telemetry.Delayed
+	case delayed:
+		return telemetry.DelayedDryRun
+	case enforced:
+		return telemetry.Passed
+	}
+	return telemetry.PassedDryRun
+}
