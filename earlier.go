@@ -8,7 +8,6 @@ import (
 	"hash/maphash"
 	"net/http"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -43,7 +42,7 @@ func (q *question) waitForAll(wait time.Duration, counters *counting.Counters) t
 	}
 	for i := range q.record.answers[:q.earlier] {
 		a := &q.record.answers[i]
-		if o := &a.outcome; !a.enforced || !o.OK || !o.Asked() || o.Remaining >= a.cost || a.limit.Algorithm == algorithms.Concurrency {
+		if !a.enforced || !a.ok || !a.asked() || a.remaining >= a.cost || a.limit.Algorithm == algorithms.Concurrency {
 			continue
 		}
 		if again := a.again(counters); again != algorithms.Never {
@@ -55,12 +54,12 @@ func (q *question) waitForAll(wait time.Duration, counters *counting.Counters) t
 
 // again is how long the rule makes a client wait that it has let pass. Of more than one unit that is missing, the store is asked.
 func (a *answer) again(counters *counting.Counters) time.Duration {
-	if a.cost-a.outcome.Remaining > 1 {
-		if o, err := counters.Look(a.rule.entry.Place, a.limit, a.key, a.cost); err == nil {
+	if a.cost-a.remaining > 1 && a.key != nil {
+		if o, err := counters.Look(a.rule.entry.Place, a.limit, *a.key, a.cost); err == nil {
 			return o.Retry
 		}
 	}
-	return a.outcome.Next
+	return a.next
 }
 
 // retract takes back what the client was told before.
@@ -68,20 +67,6 @@ func (a *asked) retract(h http.Header, rec *record) {
 	if a.again {
 		fields.Retract(h, &rec.scratch, a.plan.Names...)
 	}
-}
-
-// taken is what a rule took from a counter.
-type taken struct {
-	key   string
-	units int64
-}
-
-// taken is what later rules of the zone need to know of a charge that was committed; nil if there are none.
-func (q *question) taken(a *asked, limit int) *taken {
-	if !a.rule.zone.severalRules() || !a.Outcomes[limit].OK {
-		return nil
-	}
-	return &taken{key: strings.Clone(a.key), units: q.decision.Cost(a.Answer, limit)}
 }
 
 // held is, for each limit that a rule is about to ask, what the request has already taken from its counter under earlier rules, and
@@ -100,15 +85,18 @@ func (q *question) held(by *asked, cost int64) (units []int64) {
 }
 
 func (q *question) heldEarlier(by *asked, limit *algorithms.Limit, cost int64) (units int64) {
+	if q.record == nil {
+		return 0
+	}
 	for i := range q.record.answers {
 		a := &q.record.answers[i]
-		if a.taken == nil || a.limit.Space != limit.Space || a.taken.key != by.key {
+		if !a.taken || a.limit.Space != limit.Space || *a.key != by.key {
 			continue
 		}
 		if by.enforced && !by.rule.Cost.Dynamic() {
 			a.rule.learn(by.rule, limit.Space, cost, kindOf(q.r))
 		}
-		units += a.taken.units
+		units += a.cost
 	}
 	return units
 }

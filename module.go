@@ -192,9 +192,11 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refu
 	q := newQuestion(r, h.counters)
 	defer q.release()
 	if err := h.ask(q); err != nil {
+		q.openRecord(true)
 		return nil, true, h.turnAway(w, q, err)
 	}
 	if len(q.asked) == 0 {
+		q.openRecord(false)
 		return nil, false, nil
 	}
 	denied := h.decide(q)
@@ -204,6 +206,7 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refu
 		by, why = q.binding()
 	}
 	passed := !denied && !why.refused
+	q.openRecord(!passed)
 	q.remember(passed)
 	h.tell(w, q)
 	if timed {

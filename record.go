@@ -4,7 +4,6 @@ package sluice
 // later handlers.
 
 import (
-	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -27,17 +26,21 @@ type record struct {
 	scratch fields.Scratch
 }
 
-// answer is what one limit of a rule said.
+// answer is what one limit of a rule said. A record is allocated for each request, so it holds no more of the outcome than is asked for.
 type answer struct {
-	rule     *rule
-	limit    *algorithms.Limit
-	cost     int64
-	key      string // if one unit more may not be enough, see [question.waitForAll]
-	outcome  algorithms.Outcome
-	enforced bool
-	// taken is kept if the zone has other rules, which may meet the same counter later on this request.
-	taken *taken
+	rule        *rule
+	limit       *algorithms.Limit
+	key         *string // nil if nobody will ask about it again
+	cost        int64
+	remaining   int64 // −1: the limit was not asked
+	next, delay time.Duration
+	ok          bool
+	enforced    bool
+	// taken: what it cost is still taken, and the zone has other rules, which may meet the same counter later on this request.
+	taken bool
 }
+
+func (a *answer) asked() bool { return a.remaining >= 0 }
 
 // refusal is why a request was refused.
 type refusal struct {
@@ -45,22 +48,49 @@ type refusal struct {
 	wait         time.Duration
 }
 
-// newRecord makes the request's record, and its placeholders. Also a request that no rule limits has one: its placeholders are empty
-// then, and not the braces that an unknown placeholder leaves.
-func newRecord(r *http.Request, vars map[string]any) *record {
-	rec := new(record)
-	rec.answers = rec.first[:0]
-	if vars != nil { // a request that did not come through Caddy's server has none
-		vars[recordVar] = rec
+// refusedRecord is the record of a request that is refused by the first handler that it meets, with all that the response needs.
+type refusedRecord struct {
+	record
+	refusal refusal
+	values  fields.Values
+}
+
+// openRecord makes the request's record, and its placeholders, if this is the first handler that it meets. Also a request that no
+// rule limits has one: its placeholders are empty then, and not the braces that an unknown placeholder leaves.
+func (q *question) openRecord(refused bool) {
+	if q.record != nil {
+		return
 	}
-	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
-		repl.Map(rec.placeholder)
+	if refused {
+		all := new(refusedRecord)
+		all.scratch.Lend(&all.values)
+		q.record, q.refusal = &all.record, &all.refusal
+	} else {
+		q.record = new(record)
 	}
-	return rec
+	q.record.answers = q.record.first[:0]
+	if q.vars != nil { // a request that did not come through Caddy's server has none
+		q.vars[recordVar] = q.record
+	}
+	if repl, ok := q.r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Map(q.record.placeholder)
+	}
+}
+
+// refuse notes why the request is refused.
+func (q *question) refuse(why refusal) {
+	if q.refusal == nil {
+		q.refusal = new(refusal)
+	}
+	*q.refusal = why
+	q.record.refusal = q.refusal
 }
 
 // knows reports whether the rule has decided about the request before.
 func (rec *record) knows(r *rule) bool {
+	if rec == nil {
+		return false
+	}
 	for i := range rec.answers {
 		if rec.answers[i].rule == r {
 			return true
@@ -109,8 +139,11 @@ func (f *refusal) placeholder(what string) (any, bool) {
 
 // tightest returns the answer of the zone that is closest to exhaustion.
 func (rec *record) tightest(zone string) (tightest *answer) {
+	if rec == nil {
+		return nil
+	}
 	for i := range rec.answers {
-		if a := &rec.answers[i]; a.rule.Zone == zone && a.outcome.Asked() && (tightest == nil || a.tighter(tightest)) {
+		if a := &rec.answers[i]; a.rule.Zone == zone && a.asked() && (tightest == nil || a.tighter(tightest)) {
 			tightest = a
 		}
 	}
@@ -118,7 +151,8 @@ func (rec *record) tightest(zone string) (tightest *answer) {
 }
 
 func (a *answer) tighter(b *answer) bool {
-	return fields.Tighter(a.limit.Capacity, &a.outcome, b.limit.Capacity, &b.outcome)
+	x, y := algorithms.Outcome{Remaining: a.remaining, Next: a.next}, algorithms.Outcome{Remaining: b.remaining, Next: b.next}
+	return fields.Tighter(a.limit.Capacity, &x, b.limit.Capacity, &y)
 }
 
 func (a *answer) placeholder(what string) any {
@@ -126,19 +160,19 @@ func (a *answer) placeholder(what string) any {
 	case "limit":
 		return a.limit.Capacity
 	case "remaining":
-		return a.outcome.Remaining
+		return a.remaining
 	case "reset":
-		switch a.outcome.Next {
+		switch a.next {
 		case algorithms.Never:
 			return 0
 		case algorithms.Unknown:
 			return ""
 		}
-		return fields.RetryAfter(a.outcome.Next)
+		return fields.RetryAfter(a.next)
 	case "delay":
-		return strconv.FormatFloat(a.outcome.Delay.Seconds(), 'f', -1, 64)
+		return strconv.FormatFloat(a.delay.Seconds(), 'f', -1, 64)
 	case "status":
-		return resultOf(a.outcome.OK, a.outcome.Delay > 0, a.enforced).String()
+		return resultOf(a.ok, a.delay > 0, a.enforced).String()
 	}
 	return ""
 }

@@ -28,7 +28,7 @@ func (h *Handler) refuse(w http.ResponseWriter, q *question, by *asked, why verd
 		wait = by.rule.RetryAfter
 	}
 	wait = h.jitter(q.waitForAll(wait, h.counters))
-	q.record.refusal = &refusal{zone: by.rule.Zone, policy: by.plan.Names[why.limit], wait: wait}
+	q.refuse(refusal{zone: by.rule.Zone, policy: by.plan.Names[why.limit], wait: wait})
 	h.report(q, by, wait)
 	reason, problem := "rate limit exceeded", q.fields.Problem
 	if by.Banned() {

@@ -25,8 +25,9 @@ import (
 type question struct {
 	r        *http.Request
 	vars     map[string]any // the request's; finding them takes a walk through its context
-	record   *record
-	decision *counting.Decision
+	record   *record        // nil until this handler or one before has decided
+	refusal  *refusal       // room for it, beside the record
+	decision counting.Decision
 	asked    []asked // beside each entry of the decision
 	// earlier is how many answers the record has from handlers before this one.
 	earlier int
@@ -55,24 +56,22 @@ func newQuestion(r *http.Request, counters *counting.Counters) *question {
 	q := questions.Get().(*question)
 	q.r = r
 	q.vars, _ = r.Context().Value(caddyhttp.VarsCtxKey).(map[string]any)
-	if q.record, _ = q.vars[recordVar].(*record); q.record == nil {
-		q.record = newRecord(r, q.vars)
-	}
-	q.decision = counters.Begin()
+	q.record, _ = q.vars[recordVar].(*record)
+	q.decision.Begin(counters)
 	return q
 }
 
 // maxPooled keeps one huge key from being held for ever.
 const maxPooled = 4096
 
-// release returns the question to the pool. Nothing that it refers to may be used after.
+// release returns the question to the pool. Nothing that it refers to may be used after. The lists are not cleared, which would cost
+// more than they hold: rules and limits of a config, until the collector empties the pool.
 func (q *question) release() {
-	q.decision.Release()
-	clear(q.asked)
-	clear(q.applied)
-	*q = question{asked: q.asked[:0], applied: q.applied[:0], bytes: q.bytes[:0]}
+	q.r, q.vars, q.record, q.refusal, q.fields = nil, nil, nil, nil, nil
+	q.asked, q.applied, q.bytes = q.asked[:0], q.applied[:0], q.bytes[:0]
 	if cap(q.bytes) > maxPooled {
-		q.bytes = nil
+		q.asked, q.bytes = nil, nil // their keys are these bytes
+		q.decision = counting.Decision{}
 	}
 	questions.Put(q)
 }
@@ -118,7 +117,7 @@ func (q *question) meets(r *rule, met *keys) (*plan, error) {
 func (q *question) expand(k, fallback *caddyfile.Key, to *keys) error {
 	for nth, of := 0, 1; nth < of; nth++ {
 		start, ok, err := len(q.bytes), false, error(nil)
-		q.bytes, ok, of, err = k.Append(q.bytes, q.r, nth)
+		q.bytes, ok, of, err = k.Append(q.bytes, q.r, q.vars, nth)
 		switch {
 		case err != nil:
 		case ok:
@@ -144,9 +143,8 @@ var errManyValues = fmt.Errorf("a header, cookie or query parameter that the rat
 // ask adds what the rule asks about a key of the request.
 func (q *question) ask(r *rule, p *plan, key string, cost int64, also bool) {
 	a := asked{rule: r, plan: p, key: key, also: also, enforced: r.Enforces(key), again: q.toldBefore(r.zone)}
-	e := r.entry
-	e.Key, e.Limits, e.Cost, e.DryRun = key, p.Limits, cost, !a.enforced
-	e.Held = q.held(&a, cost)
+	e := q.decision.Add(&r.entry)
+	e.Key, e.Limits, e.Cost, e.DryRun, e.Held = key, p.Limits, cost, !a.enforced, q.held(&a, cost)
 	if !a.enforced {
 		e.Ban = nil
 	}
@@ -217,15 +215,21 @@ func (q *question) worst(nth int) (worst *asked, v verdict) {
 // remember puts the answers on the request's record, for placeholders and for later handlers.
 func (q *question) remember(passed bool) {
 	q.earlier = len(q.record.answers)
+	if len(q.asked) > 1 {
+		q.record.answers = slices.Grow(q.record.answers, len(q.asked))
+	}
 	for n := range q.asked {
 		a := &q.asked[n]
+		several := a.rule.zone.severalRules()
 		for i, limit := range a.plan.Limits {
-			answer := answer{rule: a.rule, limit: limit, cost: q.decision.Cost(a.Answer, i), outcome: *a.told(i), enforced: a.enforced}
-			if passed {
-				answer.taken = q.taken(a, i)
+			o := a.told(i)
+			answer := answer{
+				rule: a.rule, limit: limit, cost: q.decision.Cost(a.Answer, i), remaining: o.Remaining, next: o.Next, delay: o.Delay,
+				ok: o.OK, enforced: a.enforced, taken: passed && several && a.Outcomes[i].OK,
 			}
-			if answer.cost > 1 {
-				answer.key = strings.Clone(a.key)
+			if answer.cost > 1 || answer.taken {
+				key := strings.Clone(a.key)
+				answer.key = &key
 			}
 			q.record.answers = append(q.record.answers, answer)
 		}

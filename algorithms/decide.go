@@ -37,6 +37,7 @@ type Counter struct {
 	now     int64 // the moment that counts: the store's, or the state's if that is a little ahead
 	loaded  State
 	changed bool
+	charges int // of the batch, that are on it
 }
 
 // Decide answers every charge at the moment now and reports whether the batch was committed to the counters:
@@ -45,9 +46,10 @@ type Counter struct {
 func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) bool {
 	commit := true
 	for _, c := range counters[:len(charges)] {
-		c.loaded, c.changed, c.Anchored = c.State, false, false
+		c.loaded, c.changed, c.Anchored, c.charges = c.State, false, false, 0
 	}
 	for i := range charges {
+		counters[i].charges++
 		charges[i].Limit.open(counters[i], now)
 		out[i] = Outcome{}
 	}
@@ -89,7 +91,7 @@ func sum(charges []Charge, counters []*Counter, i int) int64 {
 		return 0
 	}
 	total := min(c.Cost, above)
-	if !c.Commits() || len(charges) == 1 {
+	if !c.Commits() || counters[i].charges == 1 {
 		return total
 	}
 	for j := range charges {

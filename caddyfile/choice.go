@@ -6,8 +6,11 @@
 package caddyfile
 
 import (
+	"net/http"
 	"strconv"
 	"strings"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
 // MaxKeys is how many keys of one request are charged. What would be more is no honest request.
@@ -17,6 +20,16 @@ const MaxKeys = 4
 type choice struct {
 	nth int
 	of  int // how many numbers there are, for what was read so far
+
+	vars map[string]any // the request's, if they were found already: it takes a walk through its context
+}
+
+// variable returns one of the request's variables.
+func (c *choice) variable(r *http.Request, name string) any {
+	if c != nil && c.vars != nil {
+		return c.vars[name]
+	}
+	return caddyhttp.GetVar(r.Context(), name)
 }
 
 // readings are the distinct values of a source, and one more than may be.

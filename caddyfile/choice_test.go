@@ -13,7 +13,7 @@ func keysOf(t testing.TB, k *Key, r *http.Request) (keys []string, few bool) {
 	for nth, of := 0, 1; nth < of; nth++ {
 		var key []byte
 		var err error
-		if key, _, of, err = k.Append(nil, r, nth); err != nil {
+		if key, _, of, err = k.Append(nil, r, nil, nth); err != nil {
 			t.Fatal(err)
 		}
 		if of > MaxKeys {

@@ -78,17 +78,18 @@ func (k kind) mayHoldAddress() bool {
 	return k == header || k == query || k == cookie || k == variable || k == other
 }
 
-// Append appends one of the request's keys to dst: the nth, from 0, of as many as there are. That is one, but for a source that
+// Append appends one of the request's keys to dst: the nth, from 0, of as many as there are. The vars are the request's, which the
+// caller has found already. That is one, but for a source that
 // occurs several times, which makes one of each distinct value, see [choice]. More than [MaxKeys] are not told apart.
 //
 // ok is false when the key expanded to nothing: every placeholder in it is empty. A fallback is used even then, as for a unix
 // socket: one counter for those. The error is HTTP 425 for HTTP/3 early data, whatever the key: anyone can send it again, to
 // charge a client once more, and its address is not proven yet (RFC 8470). Any bytes in the request are fine.
-func (k *Key) Append(dst []byte, r *http.Request, nth int) (key []byte, ok bool, of int, err error) {
+func (k *Key) Append(dst []byte, r *http.Request, vars map[string]any, nth int) (key []byte, ok bool, of int, err error) {
 	if r.TLS != nil && !r.TLS.HandshakeComplete {
 		return dst, false, 1, caddyhttp.Error(http.StatusTooEarly, ErrEarlyData)
 	}
-	c := choice{nth: nth, of: 1}
+	c := choice{nth: nth, of: 1, vars: vars}
 	if k.fallback {
 		dst = append(dst, markFallback)
 	}
@@ -209,7 +210,7 @@ func (a *atom) append(dst []byte, r *http.Request, c *choice) []byte {
 	case literal, constant:
 		return append(dst, a.name...)
 	case clientIP:
-		ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+		ip, _ := c.variable(r, caddyhttp.ClientIPVarKey).(string)
 		return a.mask.appendText(dst, ip)
 	case remoteHost:
 		return a.mask.appendText(dst, splitHost(r.RemoteAddr))
@@ -245,7 +246,7 @@ func (a *atom) append(dst []byte, r *http.Request, c *choice) []byte {
 	case method:
 		return append(dst, r.Method...)
 	case variable:
-		return appendValue(dst, caddyhttp.GetVar(r.Context(), a.name))
+		return appendValue(dst, c.variable(r, a.name))
 	}
 	repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if !ok {

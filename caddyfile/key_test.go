@@ -52,7 +52,7 @@ func from(addr string) func(*http.Request) {
 
 func keyOf(t testing.TB, k *Key, r *http.Request) (string, bool) {
 	t.Helper()
-	key, ok, _, err := k.Append([]byte("kept"), r, 0)
+	key, ok, _, err := k.Append([]byte("kept"), r, nil, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,7 +263,7 @@ func TestKeyExpandsToNothing(t *testing.T) {
 func TestKeyEarlyData(t *testing.T) {
 	early := prepare("/", func(r *http.Request) { r.TLS = &tls.ConnectionState{} })
 	for _, key := range []string{"{client_ip}", "{remote_host}", "{http.request.remote.host/24,64}", "{header.X}", "fixed"} {
-		_, _, _, err := rule(t, Zone{Key: Texts{key}}).Key.Append(nil, early, 0)
+		_, _, _, err := rule(t, Zone{Key: Texts{key}}).Key.Append(nil, early, nil, 0)
 		var status caddyhttp.HandlerError
 		if !errors.As(err, &status) || status.StatusCode != http.StatusTooEarly {
 			t.Errorf("%s in early data: %v", key, err)
@@ -289,7 +289,7 @@ func TestKeyAllocations(t *testing.T) {
 	} {
 		k := rule(t, Zone{Key: key}).Key
 		for _, r := range []*http.Request{v4, v6} {
-			if n := testing.AllocsPerRun(100, func() { _, _, _, _ = k.Append(buf, r, 0) }); n > 0 {
+			if n := testing.AllocsPerRun(100, func() { _, _, _, _ = k.Append(buf, r, nil, 0) }); n > 0 {
 				t.Errorf("%v allocates %g times from %s", key, n, r.RemoteAddr)
 			}
 		}

@@ -63,7 +63,7 @@ const (
 
 // Entry is what one rule asks about one request, under one key.
 type Entry struct {
-	Key    string // valid until the decision is released
+	Key    string // valid until the decision's next Begin
 	Limits []*algorithms.Limit
 	Ban    *Ban // nil: the key cannot be banned
 	Place  Place
@@ -77,7 +77,7 @@ type Entry struct {
 	Keeps bool
 }
 
-// Answer is what an entry was told. It is valid until the decision is released.
+// Answer is what an entry was told. It is valid until the decision's next Begin.
 type Answer struct {
 	Limits   []*algorithms.Limit // those that decided: the entry's, or this instance's shares of them
 	Outcomes []algorithms.Outcome

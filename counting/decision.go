@@ -6,13 +6,12 @@ package counting
 import (
 	"context"
 	"slices"
-	"sync"
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/leaky"
 )
 
-// Decision is what one request asks, and what it is told. It is pooled: see [Counters.Begin].
+// Decision is what one request asks, and what it is told. It is made to be used again: see [Decision.Begin].
 type Decision struct {
 	Entries []Entry // in the order in which they were asked
 	Answers []Answer
@@ -31,33 +30,27 @@ const (
 	ofShare
 )
 
-var decisions = sync.Pool{New: func() any { return new(Decision) }}
-
-// Begin returns a decision without entries. It must be released.
-func (c *Counters) Begin() *Decision {
-	d := decisions.Get().(*Decision)
-	d.counters = c
-	return d
+// Begin begins a decision, which ends an earlier one: its entries and answers are no longer valid.
+func (d *Decision) Begin(c *Counters) {
+	d.Entries, d.Answers, d.charges, d.outcomes = d.Entries[:0], d.Answers[:0], d.charges[:0], d.outcomes[:0]
+	d.counters, d.local, d.both = c, 0, 0
+	d.queues, d.waits = [2]bool{}, [2]*leaky.Wait{}
 }
 
-// Release ends the use of the decision, of its entries and its answers.
-func (d *Decision) Release() {
-	clear(d.Entries)
-	clear(d.Answers)
-	clear(d.charges)
-	*d = Decision{
-		Entries: d.Entries[:0], Answers: d.Answers[:0], charges: d.charges[:0], outcomes: d.outcomes[:0],
-	}
-	decisions.Put(d)
+// Add adds a copy of an entry, to be completed and then asked.
+func (d *Decision) Add(e *Entry) *Entry {
+	d.Entries = append(d.Entries, *e)
+	return &d.Entries[len(d.Entries)-1]
 }
 
-// Ask adds an entry. Those that count in this process come before those of the shared store.
-func (d *Decision) Ask(e Entry) {
-	a := Answer{Limits: e.Limits, By: ByLocal, ban: -1, pending: -1}
+// Ask asks the entry that was added last. Those that count in this process come before those of the shared store.
+func (d *Decision) Ask(e *Entry) {
+	d.Answers = append(d.Answers, Answer{Limits: e.Limits, By: ByLocal, ban: -1, pending: -1})
+	a := &d.Answers[len(d.Answers)-1]
 	if e.Place == Shared {
 		a.By = ByShared
 		if e.Ban != nil && d.counters.bannedHere(e.Ban, e.Key) {
-			d.askHere(&a, algorithms.Ask(e.Ban.Bans, e.Key))
+			d.askHere(a, algorithms.Ask(e.Ban.Bans, e.Key))
 		}
 	}
 	if e.Ban != nil && a.ban < 0 {
@@ -82,7 +75,6 @@ func (d *Decision) Ask(e Entry) {
 	if d.both = len(d.charges); e.Place == Local {
 		d.local = d.both
 	}
-	d.Entries, d.Answers = append(d.Entries, e), append(d.Answers, a)
 }
 
 func (d *Decision) add(c algorithms.Charge) (at int) {
@@ -94,7 +86,6 @@ func (d *Decision) add(c algorithms.Charge) (at int) {
 // askHere lets a ban that only this process knows answer for a rule of the shared store. It is a local charge, so those of the
 // shared store move.
 func (d *Decision) askHere(a *Answer, c algorithms.Charge) {
-	a.ban = d.local
 	d.charges = slices.Insert(d.charges, d.local, c)
 	d.outcomes = append(d.outcomes, algorithms.Outcome{})
 	for i := range d.Answers {
@@ -105,6 +96,7 @@ func (d *Decision) askHere(a *Answer, c algorithms.Charge) {
 			}
 		}
 	}
+	a.ban = d.local
 	d.local++
 }
 

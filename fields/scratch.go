@@ -15,14 +15,20 @@ import (
 // The zero value is ready. It must not be copied once used, reused, or put into a pool: the
 // header map refers to it for as long as the response lives.
 type Scratch struct {
-	text []byte // all texts, one after the other; never rewritten
-	from int    // where the text being written starts
-	used int
 	// values backs the slices in the header map: each response has its own, because handlers edit them in place.
-	values [5]string
-	array  [56]byte
+	values [3]string
+	array  [48]byte               // all texts, one after the other; never rewritten
+	text   uint8                  // how much of the array is written
+	used   uint8                  // how many values are
+	more   *Values                // behind those
 	ones   *[len(oneValues)]shown // nil until a family of one value is written
 }
+
+// Values is room for what only refusals need, which a caller that knows of one allocates together with the Scratch.
+type Values [4]string
+
+// Lend gives the scratch room for the values of a refusal.
+func (sc *Scratch) Lend(room *Values) { sc.more = room }
 
 // shown is what a family of one value says, by which a later handler of the request knows it from what others set.
 type shown struct {
@@ -52,29 +58,23 @@ func (sc *Scratch) shown(h http.Header, family int) *shown {
 	return s
 }
 
-// start begins a text.
-func (sc *Scratch) start() {
-	if sc.text == nil {
-		sc.text = sc.array[:0]
+// start begins a text: to append to, and to finish.
+func (sc *Scratch) start() []byte { return sc.array[sc.text:sc.text] }
+
+// finish returns a text that was begun as a string over the same bytes.
+func (sc *Scratch) finish(b []byte) string {
+	if len(b) == 0 {
+		return ""
 	}
-	sc.from = len(sc.text)
-}
-
-// started reports whether anything was written since start.
-func (sc *Scratch) started() bool { return len(sc.text) > sc.from }
-
-// finish returns what was written since start as a string over the same bytes.
-func (sc *Scratch) finish() string {
-	b := sc.text[sc.from:]
-	// Safe because these bytes are never written again: texts are only appended, and when an append moves
-	// them to a larger array, the old one stays as it was. It saves an allocation on every response.
+	if int(sc.text) < len(sc.array) && &b[0] == &sc.array[sc.text] { // else it did not fit, and has an array of its own
+		sc.text += uint8(len(b))
+	}
+	// Safe because these bytes are never written again: the next text begins behind them. It saves an allocation on every response.
 	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
 func (sc *Scratch) number(n int64) string {
-	sc.start()
-	sc.text = strconv.AppendInt(sc.text, clamp(n), 10)
-	return sc.finish()
+	return sc.finish(strconv.AppendInt(sc.start(), clamp(n), 10))
 }
 
 // add adds a field line; an empty list means no field.
@@ -87,13 +87,17 @@ func (sc *Scratch) add(h http.Header, key, value string) {
 		h[key] = append(slices.Clip(old), value)
 		return
 	}
-	if sc.used == len(sc.values) {
-		h[key] = []string{value}
+	// Full slice expressions: an append by someone else must move away, not write into the next field.
+	i := int(sc.used)
+	if sc.used++; i < len(sc.values) {
+		sc.values[i] = value
+		h[key] = sc.values[i : i+1 : i+1]
 		return
 	}
-	i := sc.used
-	sc.used++
-	sc.values[i] = value
-	// Full slice expression: an append by someone else must move away, not write into the next field.
-	h[key] = sc.values[i : i+1 : i+1]
+	if i -= len(sc.values); i%len(sc.more) == 0 && (sc.more == nil || i > 0) {
+		sc.more = new(Values)
+	}
+	i %= len(sc.more)
+	sc.more[i] = value
+	h[key] = sc.more[i : i+1 : i+1]
 }

@@ -150,9 +150,7 @@ func (s *Set) tighter(a, b Applied) bool {
 // policyText is a text written at load, or with very many rules one written now.
 func (s *Set) policyText(sc *Scratch, applied []Applied) string {
 	if s.policyTexts == nil {
-		sc.start()
-		sc.text = s.appendPolicies(sc.text, applied)
-		return sc.finish()
+		return sc.finish(s.appendPolicies(sc.start(), applied))
 	}
 	mask := 0
 	for i := range applied {
@@ -182,17 +180,17 @@ func (s *Set) appendPolicies(dst []byte, applied []Applied) []byte {
 
 // limitText writes the list of RateLimit: one item for each policy that was asked.
 func (s *Set) limitText(sc *Scratch, applied []Applied) string {
-	sc.start()
+	text := sc.start()
 	for i := range applied {
 		if applied[i].Outcome == nil {
 			continue
 		}
-		if sc.started() {
-			sc.text = append(sc.text, ", "...)
+		if len(text) > 0 {
+			text = append(text, ", "...)
 		}
-		sc.text = s.policies[applied[i].Policy].appendLimit(sc.text, applied[i].Outcome)
+		text = s.policies[applied[i].Policy].appendLimit(text, applied[i].Outcome)
 	}
-	return sc.finish()
+	return sc.finish(text)
 }
 
 // writeTightest sends the families that have room for one rule: the one closest to exhaustion. Units in flight are left

@@ -5,6 +5,7 @@ package memstore
 import (
 	"cmp"
 	"slices"
+	"sync"
 
 	"github.com/caddy-sluice/sluice/algorithms"
 )
@@ -91,16 +92,31 @@ func (s *Store) applyFew(charges []algorithms.Charge, out []algorithms.Outcome) 
 	s.applyAll(charges, out, visits[:len(charges)], counters[:], shards[:len(charges)])
 }
 
-func (s *Store) applyMany(charges []algorithms.Charge, out []algorithms.Outcome) {
-	visits := make([]visit, len(charges))
-	counters := make([]*algorithms.Counter, len(charges))
-	shards := make([]*shard, len(charges))
-	s.beginAll(charges, visits)
-	for i := range charges {
-		counters[i], shards[i] = &visits[visits[i].first].counter, visits[i].shard
-	}
-	s.applyAll(charges, out, visits, counters, shards)
+// batch is the memory of a long batch.
+type batch struct {
+	visits   []visit
+	counters []*algorithms.Counter
+	shards   []*shard
 }
+
+var batches = sync.Pool{New: func() any { return new(batch) }}
+
+func (s *Store) applyMany(charges []algorithms.Charge, out []algorithms.Outcome) {
+	b, n := batches.Get().(*batch), len(charges)
+	b.visits, b.counters, b.shards = slices.Grow(b.visits[:0], n)[:n], slices.Grow(b.counters[:0], n)[:n], slices.Grow(b.shards[:0], n)[:n]
+	clear(b.visits)
+	s.beginAll(charges, b.visits)
+	for i := range charges {
+		b.counters[i], b.shards[i] = &b.visits[b.visits[i].first].counter, b.visits[i].shard
+	}
+	s.applyAll(charges, out, b.visits, b.counters, b.shards)
+	if n <= maxPooled {
+		batches.Put(b)
+	}
+}
+
+// maxPooled keeps one huge batch from being held for ever.
+const maxPooled = 256
 
 func (s *Store) applyAll(charges []algorithms.Charge, out []algorithms.Outcome, visits []visit, counters []*algorithms.Counter, shards []*shard) {
 	now := s.clock()
