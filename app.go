@@ -22,35 +22,6 @@ import (
 
 func init() { caddy.RegisterModule(new(App)) }
 
-// processes holds what is counted in this process, under the clock that it reads. It outlives configs: a reload acquires it, and
-// opens its zones, before the old config lets go of them, so counts are kept and shared by name.
-var processes = caddy.NewUsagePool()
-
-// clock tells the time of configs that are loaded from now on: µs since the Unix epoch; nil: the time of day.
-var clock *func() int64
-
-// process is what is counted under one clock.
-type process struct{ *counting.Process }
-
-// Destruct implements caddy.Destructor. Nothing is held but memory.
-func (process) Destruct() error { return nil }
-
-// openProcess returns what configs of now count in, and the clock under which to let go of it.
-func openProcess() (*counting.Process, *func() int64, error) {
-	under := clock
-	value, _, err := processes.LoadOrNew(under, func() (caddy.Destructor, error) {
-		var options []memstore.Option
-		if under != nil {
-			options = append(options, memstore.WithClock(*under))
-		}
-		return process{counting.NewProcess(memstore.New(options...), time.Now)}, nil
-	})
-	if err != nil {
-		return nil, nil, err
-	}
-	return value.(process).Process, under, nil
-}
-
 // App is what the handlers of one config share: the shared store, and which zones they name and how.
 type App struct {
 	caddyfile.Global
@@ -60,6 +31,7 @@ type App struct {
 	events *caddyevents.App
 	live   chan struct{} // closed when all apps of the config have started; nil without a shared store
 	redis  *sharedStore  // nil when every zone counts in this process
+	hears  *listener     // of it, while the app runs
 	shared *caddyfile.Shared
 
 	counters *counting.Counters
@@ -72,35 +44,6 @@ type App struct {
 	wire     map[string]string // the zone that has a name on the wire
 	sweep    time.Duration     // the shortest interval that a handler asked for
 	stop     context.CancelFunc
-}
-
-// zone is what one config says of a zone name, over all its handlers.
-type zone struct {
-	process  *counting.Process
-	first    *caddyfile.Rule
-	counters *memstore.Zone
-	strikes  *memstore.Zone            // what earns a ban; nil when no rule bans
-	opened   map[string]*memstore.Zone // these and all others that the zone needs
-	rules    int
-	units    int64 // what the rules take at least, together, from a request that meets all of them
-}
-
-// open acquires counters in this process, once, until the config ends.
-func (z *zone) open(name string) *memstore.Zone {
-	if z.opened[name] == nil {
-		z.opened[name] = z.process.Open(name)
-	}
-	return z.opened[name]
-}
-
-// openBan acquires what a rule's ban needs, which may be more than another's.
-func (z *zone) openBan(b *caddyfile.Ban) {
-	z.strikes = z.open(b.Strikes.Space.Zone)
-	for _, limit := range []*algorithms.Limit{b.Bans, b.Ladder, b.Pending} {
-		if limit != nil {
-			z.open(limit.Space.Zone)
-		}
-	}
 }
 
 // CaddyModule returns the Caddy module information.
@@ -249,6 +192,19 @@ func (a *App) warnShared(first, r *caddyfile.Rule, logger *zap.Logger) {
 	}
 }
 
+// counts is what the config's zones count, and where.
+func (a *App) counts() counted {
+	now := counted{a, make(map[string][]*algorithms.Limit), make(map[string]string)}
+	for _, z := range a.open() {
+		name := z.first.Zone
+		now.limits[name], now.place[name] = slices.Collect(z.first.AllLimits()), "this process"
+		if z.first.Store == caddyfile.StoreRedis {
+			now.place[name] = a.shared.Place()
+		}
+	}
+	return now
+}
+
 // sweepEvery makes the app forget idle keys at least that often.
 func (a *App) sweepEvery(d time.Duration) {
 	a.mu.Lock()
@@ -260,14 +216,15 @@ func (a *App) sweepEvery(d time.Duration) {
 
 // Start begins to sweep, and to look at the shared store. There is one goroutine per config, none per zone or key.
 func (a *App) Start() error {
-	a.sayFreshStarts()
+	startCounting(a.counts(), a.logger)
 	for _, z := range a.open() {
 		if z.first.Store != caddyfile.StoreRedis {
 			z.counters.Expect(slices.Collect(z.first.AllLimits())...)
 		}
 	}
 	if a.redis != nil {
-		a.run()
+		a.hears = &listener{store: a.redis, logger: a.logger, emit: a.emit}
+		a.hears.run()
 	}
 	if a.sweep > 0 {
 		var ctx context.Context
@@ -307,15 +264,15 @@ func (a *App) Stop() error {
 	if a.stop != nil {
 		a.stop()
 	}
-	if a.redis != nil {
-		a.retire()
+	if a.hears != nil {
+		a.hears.retire()
 	}
 	return nil
 }
 
 // Cleanup releases the zones. The counters stay if another config has them open, as at a reload.
 func (a *App) Cleanup() error {
-	a.forgetStart()
+	endCounting(a)
 	for _, z := range a.open() {
 		for _, counters := range z.opened {
 			counters.Close()

@@ -17,7 +17,6 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
@@ -41,18 +40,16 @@ func init() {
 type Handler struct {
 	caddyfile.Config
 
-	settings *caddyfile.Rules
+	voice
 	rules    []*rule // those that count in this process first, as they are asked
 	fields   *fields.Set
 	shares   atomic.Pointer[shareFields]
 	app      *App
 	counters *counting.Counters
 	took     atomic.Int64 // nanoseconds of the decision measured last
-	reporter *telemetry.Reporter
-	logger   *zap.Logger
-	shared   bool // a rule counts in the shared store
-	keeps    bool // a rule has something to do after its decision
-	bans     bool // a rule bans
+	shared   bool         // a rule counts in the shared store
+	keeps    bool         // a rule has something to do after its decision
+	bans     bool         // a rule bans
 }
 
 // CaddyModule returns the Caddy module information.
@@ -217,9 +214,9 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refu
 	case denied:
 		return nil, true, h.deny(w, q)
 	case why.refused:
-		return nil, true, h.refuse(w, q, by, why)
+		return nil, true, h.refuse(w, q, by, why, h.counters)
 	case h.keeps:
-		return h.owe(q), false, nil
+		return owe(q, &h.voice), false, nil
 	}
 	return nil, false, nil
 }
@@ -276,13 +273,6 @@ func (h *Handler) cost(rule *rule, r *http.Request) int64 {
 	return units
 }
 
-func (h *Handler) badCost(rule *rule, warning string) {
-	rule.metrics.CountBadCost()
-	if !rule.badCost.Swap(true) {
-		h.logger.Warn(warning, zap.String("zone", rule.Zone))
-	}
-}
-
 // tell writes the response fields of the enforced rules that applied.
 func (h *Handler) tell(w http.ResponseWriter, q *question) {
 	for n := range q.asked {
@@ -334,11 +324,6 @@ func (h *Handler) count(q *question, passed bool, took time.Duration) {
 		}
 	}
 }
-
-var processStart = time.Now()
-
-// monotonic is the time since the process started; it never steps.
-func monotonic() time.Duration { return time.Since(processStart) }
 
 var (
 	_ caddy.Provisioner           = (*Handler)(nil)

@@ -4,6 +4,7 @@ package sluice
 // later handlers.
 
 import (
+	"net/http"
 	"strconv"
 	"strings"
 	"time"
@@ -55,35 +56,23 @@ type refusedRecord struct {
 	values  fields.Values
 }
 
-// openRecord makes the request's record, and its placeholders, if this is the first handler that it meets. Also a request that no
-// rule limits has one: its placeholders are empty then, and not the braces that an unknown placeholder leaves.
-func (q *question) openRecord(refused bool) {
-	if q.record != nil {
-		return
-	}
+// newRecord makes the request's record, and its placeholders; with room for all that the response needs if it is known to be refused.
+func newRecord(r *http.Request, vars map[string]any, refused bool) (rec *record, room *refusal) {
 	if refused {
 		all := new(refusedRecord)
 		all.scratch.Lend(&all.values)
-		q.record, q.refusal = &all.record, &all.refusal
+		rec, room = &all.record, &all.refusal
 	} else {
-		q.record = new(record)
+		rec = new(record)
 	}
-	q.record.answers = q.record.first[:0]
-	if q.vars != nil { // a request that did not come through Caddy's server has none
-		q.vars[recordVar] = q.record
+	rec.answers = rec.first[:0]
+	if vars != nil { // a request that did not come through Caddy's server has none
+		vars[recordVar] = rec
 	}
-	if repl, ok := q.r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
-		repl.Map(q.record.placeholder)
+	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
+		repl.Map(rec.placeholder)
 	}
-}
-
-// refuse notes why the request is refused.
-func (q *question) refuse(why refusal) {
-	if q.refusal == nil {
-		q.refusal = new(refusal)
-	}
-	*q.refusal = why
-	q.record.refusal = q.refusal
+	return rec, room
 }
 
 // knows reports whether the rule has decided about the request before.

@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/encode"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers"
+	"go.uber.org/zap"
 
 	"github.com/caddy-sluice/sluice/algorithms"
 	"github.com/caddy-sluice/sluice/caddyfile"
@@ -21,42 +22,49 @@ import (
 	"github.com/caddy-sluice/sluice/telemetry"
 )
 
+// voice is how a handler speaks of what it decides: to those whom it refuses, to the log and to subscribers of events.
+type voice struct {
+	settings *caddyfile.Rules
+	reporter *telemetry.Reporter
+	logger   *zap.Logger
+}
+
 // refuse answers the client, with the wait of the rule's limit that binds.
-func (h *Handler) refuse(w http.ResponseWriter, q *question, by *asked, why verdict) error {
+func (v *voice) refuse(w http.ResponseWriter, q *question, by *asked, why verdict, counters *counting.Counters) error {
 	wait := why.wait
 	if wait == algorithms.Unknown && by.rule.RetryAfter > 0 {
 		wait = by.rule.RetryAfter
 	}
-	wait = h.jitter(q.waitForAll(wait, h.counters))
+	wait = v.jitter(q.record.waitForAll(wait, q.earlier, counters))
 	q.refuse(refusal{zone: by.rule.Zone, policy: by.plan.Names[why.limit], wait: wait})
-	h.report(q, by, wait)
+	v.report(q, by, wait)
 	reason, problem := "rate limit exceeded", q.fields.Problem
 	if by.Banned() {
 		reason, problem = "banned for exceeding a rate limit", q.fields.AbnormalUsage
 	}
-	return h.answer(w, q, wait, h.settings.Status, reason, problem(q.applied))
+	return v.answer(w, q, wait, v.settings.Status, reason, problem(q.applied))
 }
 
 // deny answers a client whose request cannot be counted. It has done nothing wrong, so ban tools hear nothing of it.
-func (h *Handler) deny(w http.ResponseWriter, q *question) error {
+func (v *voice) deny(w http.ResponseWriter, q *question) error {
 	const status = http.StatusServiceUnavailable
-	return h.answer(w, q, h.jitter(counting.StoreBack), status, "rate limit cannot be counted: the shared store is down", fields.ReducedCapacity(status))
+	return v.answer(w, q, v.jitter(counting.StoreBack), status, "rate limit cannot be counted: the shared store is down", fields.ReducedCapacity(status))
 }
 
 // turnAway answers a request that cannot be counted as it is. A matcher that failed is the site's to answer, as for every other handler.
-func (h *Handler) turnAway(w http.ResponseWriter, q *question, err error) error {
+func (v *voice) turnAway(w http.ResponseWriter, q *question, err error) error {
 	var why caddyhttp.HandlerError
 	if !errors.As(err, &why) || !errors.Is(err, errManyValues) && !errors.Is(err, caddyfile.ErrEarlyData) {
 		fields.WriteRefusal(w.Header(), &q.record.scratch, algorithms.Unknown)
 		return err
 	}
-	return h.answer(w, q, algorithms.Unknown, why.StatusCode, why.Err.Error(), fields.Malformed(why.StatusCode, why.Err.Error()))
+	return v.answer(w, q, algorithms.Unknown, why.StatusCode, why.Err.Error(), fields.Malformed(why.StatusCode, why.Err.Error()))
 }
 
 // answer writes the response, or returns the error that lets an error route write it.
-func (h *Handler) answer(w http.ResponseWriter, q *question, wait time.Duration, status int, reason string, problem []byte) error {
+func (v *voice) answer(w http.ResponseWriter, q *question, wait time.Duration, status int, reason string, problem []byte) error {
 	fields.WriteRefusal(w.Header(), &q.record.scratch, wait)
-	if err := h.asError(q.r, status, reason); err != nil {
+	if err := v.asError(q.r, status, reason); err != nil {
 		return err
 	}
 	fields.WriteProblem(w.Header(), &q.record.scratch)
@@ -67,36 +75,36 @@ func (h *Handler) answer(w http.ResponseWriter, q *question, wait time.Duration,
 }
 
 // jitter lengthens a wait by a random share, so that the refused do not all return at once. What is no number stays so.
-func (h *Handler) jitter(wait time.Duration) time.Duration {
-	if h.settings.Jitter == 0 || wait == algorithms.Never || wait < 0 {
+func (v *voice) jitter(wait time.Duration) time.Duration {
+	if v.settings.Jitter == 0 || wait == algorithms.Never || wait < 0 {
 		return wait
 	}
-	more := rand.Float64() * h.settings.Jitter * float64(wait)
+	more := rand.Float64() * v.settings.Jitter * float64(wait)
 	return wait + time.Duration(min(more, float64(algorithms.MaxWindow)))
 }
 
-func (h *Handler) report(q *question, a *asked, wait time.Duration) {
+func (v *voice) report(q *question, a *asked, wait time.Duration) {
 	key := a.key
-	if h.settings.LogKey {
+	if v.settings.LogKey {
 		key = strings.Clone(key) // subscribers may keep it
 	}
-	h.reporter.Refused(q.r, telemetry.Refusal{
+	v.reporter.Refused(q.r, telemetry.Refusal{
 		Zone: a.rule.Zone, Key: key, Text: caddyfile.Text, Wait: wait, DryRun: !a.enforced, Now: monotonic(),
 	})
 }
 
 // asError returns the error that lets an error route answer, or nil when this handler is to answer itself: always
 // within an error route, where a returned error would lose to the one that led there.
-func (h *Handler) asError(r *http.Request, status int, reason string) error {
-	if _, within := r.Context().Value(caddyhttp.ErrorCtxKey).(error); within || h.settings.Response == caddyfile.ResponseProblem {
+func (v *voice) asError(r *http.Request, status int, reason string) error {
+	if _, within := r.Context().Value(caddyhttp.ErrorCtxKey).(error); within || v.settings.Response == caddyfile.ResponseProblem {
 		return nil
 	}
 	server, _ := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if h.settings.Response == caddyfile.ResponseAuto && (server == nil || server.Errors == nil) {
+	if v.settings.Response == caddyfile.ResponseAuto && (server == nil || server.Errors == nil) {
 		return nil // before making the error, which costs more than the decision
 	}
 	err := caddyhttp.Error(status, errors.New(reason))
-	if h.settings.Response == caddyfile.ResponseError || answered(server.Errors.Routes, server.Errors.WithError(r, err)) {
+	if v.settings.Response == caddyfile.ResponseError || answered(server.Errors.Routes, server.Errors.WithError(r, err)) {
 		return err
 	}
 	return nil
@@ -182,4 +190,12 @@ func wrapperOf(w http.ResponseWriter) *caddyhttp.ResponseWriterWrapper {
 	}
 	wrapper, _ := field.Interface().(*caddyhttp.ResponseWriterWrapper)
 	return wrapper
+}
+
+// badCost notes a cost that is none. It is logged once for each rule.
+func (v *voice) badCost(rule *rule, warning string) {
+	rule.metrics.CountBadCost()
+	if !rule.badCost.Swap(true) {
+		v.logger.Warn(warning, zap.String("zone", rule.Zone))
+	}
 }

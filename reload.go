@@ -14,7 +14,7 @@ import (
 
 // counted is what the zones of a config that was started count, and where.
 type counted struct {
-	app    *App // nil: no config
+	config any // whose this is; nil: nobody's
 	limits map[string][]*algorithms.Limit
 	place  map[string]string
 }
@@ -26,44 +26,34 @@ var started struct {
 	last, before counted
 }
 
-// sayFreshStarts warns of zones that were there before and get new counters, because they count elsewhere, or their algorithm or
-// window changed. It is said when a config starts, so that a rejected one says nothing.
-func (a *App) sayFreshStarts() {
+// startCounting notes what a config counts that starts, and warns of zones that were there before and get new counters, because
+// they count elsewhere, or their algorithm or window changed. It is said when a config starts, so that a rejected one says nothing.
+func startCounting(now counted, logger *zap.Logger) {
 	started.Lock()
 	defer started.Unlock()
-	before, now := started.last, counted{a, make(map[string][]*algorithms.Limit), make(map[string]string)}
+	before := started.last
 	started.before, started.last = before, now
-	for _, z := range a.open() {
-		name := z.first.Zone
-		now.limits[name], now.place[name] = slices.Collect(z.first.AllLimits()), a.placeOf(z.first)
+	for name, limits := range now.limits {
 		known, was := before.limits[name], before.place[name]
 		switch {
 		case known == nil:
 		case was != now.place[name]:
-			a.logger.Warn("a zone that counts elsewhere starts afresh, bans included", zap.String("zone", name),
+			logger.Warn("a zone that counts elsewhere starts afresh, bans included", zap.String("zone", name),
 				zap.String("before", was), zap.String("now", now.place[name]))
 		default:
-			a.sayFreshLimits(name, known, now.limits[name])
+			sayFreshLimits(name, known, limits, logger)
 		}
 	}
 }
 
-// placeOf names where a rule counts.
-func (a *App) placeOf(r *caddyfile.Rule) string {
-	if r.Store != caddyfile.StoreRedis {
-		return "this process"
-	}
-	return a.shared.Place()
-}
-
 // sayFreshLimits warns of those of a zone's limits that have no counters yet.
-func (a *App) sayFreshLimits(name string, known, limits []*algorithms.Limit) {
+func sayFreshLimits(name string, known, limits []*algorithms.Limit, logger *zap.Logger) {
 	for _, limit := range limits {
 		if slices.ContainsFunc(known, func(l *algorithms.Limit) bool { return l.Space == limit.Space }) {
 			continue
 		}
 		if limit.Algorithm == algorithms.Concurrency {
-			a.logger.Warn("requests in flight are counted afresh, because their lease changed", zap.String("zone", name))
+			logger.Warn("requests in flight are counted afresh, because their lease changed", zap.String("zone", name))
 			continue
 		}
 		var was []string
@@ -74,19 +64,19 @@ func (a *App) sayFreshLimits(name string, known, limits []*algorithms.Limit) {
 				hint = zap.String("hint", "the default algorithm is another for quotas up to 10 than above; the word algorithm keeps it")
 			}
 		}
-		a.logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", name),
+		logger.Warn("a limit with another window or algorithm starts afresh", zap.String("zone", name),
 			zap.Strings("before", was), zap.String("now", caddyfile.DescribeLimit(limit.Policy)), hint)
 	}
 }
 
-// forgetStart undoes sayFreshStarts when the config ends, or has failed to start.
-func (a *App) forgetStart() {
+// endCounting undoes startCounting when the config ends, or has failed to start.
+func endCounting(config any) {
 	started.Lock()
 	defer started.Unlock()
-	switch a {
-	case started.last.app:
+	switch config {
+	case started.last.config:
 		started.last, started.before = started.before, counted{}
-	case started.before.app:
+	case started.before.config:
 		started.before = counted{}
 	}
 }

@@ -142,9 +142,9 @@ var errManyValues = fmt.Errorf("a header, cookie or query parameter that the rat
 
 // ask adds what the rule asks about a key of the request.
 func (q *question) ask(r *rule, p *plan, key string, cost int64, also bool) {
-	a := asked{rule: r, plan: p, key: key, also: also, enforced: r.Enforces(key), again: q.toldBefore(r.zone)}
+	a := asked{rule: r, plan: p, key: key, also: also, enforced: r.Enforces(key), again: q.record.toldBefore(r.zone)}
 	e := q.decision.Add(&r.entry)
-	e.Key, e.Limits, e.Cost, e.DryRun, e.Held = key, p.Limits, cost, !a.enforced, q.held(&a, cost)
+	e.Key, e.Limits, e.Cost, e.DryRun, e.Held = key, p.Limits, cost, !a.enforced, q.record.held(q.r, &meeting{r, p.Limits, key, cost, a.enforced})
 	if !a.enforced {
 		e.Ban = nil
 	}
@@ -256,4 +256,28 @@ func (q *question) tighten(told fields.Applied, limit *algorithms.Limit) bool {
 		was.Outcome = told.Outcome
 	}
 	return true
+}
+
+// openRecord makes the request's record if this is the first handler that it meets. Also a request that no rule limits has one: its
+// placeholders are empty then, and not the braces that an unknown placeholder leaves.
+func (q *question) openRecord(refused bool) {
+	if q.record == nil {
+		q.record, q.refusal = newRecord(q.r, q.vars, refused)
+	}
+}
+
+// refuse notes why the request is refused.
+func (q *question) refuse(why refusal) {
+	if q.refusal == nil {
+		q.refusal = new(refusal)
+	}
+	*q.refusal = why
+	q.record.refusal = q.refusal
+}
+
+// retract takes back what the client was told before.
+func (a *asked) retract(h http.Header, rec *record) {
+	if a.again {
+		fields.Retract(h, &rec.scratch, a.plan.Names...)
+	}
 }

@@ -17,18 +17,18 @@ import (
 
 // due is what a request that passed still has to do.
 type due struct {
-	h       *Handler
+	voice   *voice
 	receipt *counting.Receipt
 	rules   []*rule // beside each item of the receipt
 }
 
 // owe notes what the request has to do; nil if that is nothing.
-func (h *Handler) owe(q *question) *due {
+func owe(q *question, v *voice) *due {
 	receipt := q.decision.Keep()
 	if receipt == nil {
 		return nil
 	}
-	d := &due{h: h, receipt: receipt}
+	d := &due{voice: v, receipt: receipt}
 	for i := range receipt.Items {
 		d.rules = append(d.rules, q.asked[receipt.Items[i].Entry].rule)
 		d.metrics(i).InFlight(receipt.Items[i].InFlight())
@@ -88,7 +88,7 @@ func (d *due) count(r *http.Request, status int) {
 		switch {
 		case !d.receipt.Open(i):
 		case rule.Count.Counts(status):
-			d.h.banned(r, rule, d.receipt.Items[i].By, d.receipt.Items[i].Key, d.receipt.Count(i))
+			d.voice.banned(r, rule, d.receipt.Items[i].By, d.receipt.Items[i].Key, d.receipt.Count(i))
 		default:
 			d.receipt.Return(i)
 		}
@@ -117,7 +117,7 @@ func (d *due) charge(r *http.Request, rule *rule, item int) {
 	case ok && total <= rule.MaxCharge:
 		d.receipt.Correct(item, total)
 	case written: // one wrong number would lock the client out
-		d.h.badCost(rule, "a charge is not a whole number from 0 to its max and is ignored: the cost stands; this is logged once")
+		d.voice.badCost(rule, "a charge is not a whole number from 0 to its max and is ignored: the cost stands; this is logged once")
 	}
 }
 

@@ -3,6 +3,7 @@ package sluice
 // A rule: a compiled zone of a handler, with what it holds while the config lives.
 
 import (
+	"hash/maphash"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -103,4 +104,62 @@ func (r *rule) about(req *http.Request) (limits, exempt bool, err error) {
 	}
 	exempt, err = r.Exempt.AnyMatchWithError(req)
 	return !exempt, exempt, err
+}
+
+// ahead is what a rule of a later handler, at a fixed cost, was seen to take from the same counter on the same request. Only
+// requests tell, since which handlers a request meets depends on routes. A refused request never gets to those handlers, and must
+// yet be told a wait that is long enough for them too. It is known of requests of the same kind: others may go elsewhere.
+type ahead struct {
+	rule  *rule
+	space algorithms.Space
+	units int64
+	kinds kinds
+}
+
+// kinds remembers for about so many kinds of requests, by method, host and path, that a request met the later rule. Each has one
+// place, by its hash: what clients ask for costs no memory, and forgets only what has the same place.
+type kinds [1024]atomic.Uint64
+
+var kindSeed = maphash.MakeSeed()
+
+// kindOf is the hash of a request's kind; never 0, which is an empty place.
+func kindOf(r *http.Request) uint64 {
+	return maphash.Comparable(kindSeed, [...]string{r.Method, r.Host, r.URL.Path}) | 1<<63
+}
+
+func (k *kinds) place(kind uint64) *atomic.Uint64 { return &k[kind%uint64(len(k))] }
+
+// learn remembers what was met. Of two rules that learn at once one may be lost until the next request.
+func (r *rule) learn(by *rule, space algorithms.Space, units int64, kind uint64) {
+	var known []*ahead
+	if list := r.ahead.Load(); list != nil {
+		known = *list
+	}
+	i := slices.IndexFunc(known, func(a *ahead) bool { return a.rule == by && a.space == space && a.units == units })
+	if i < 0 {
+		i = len(known)
+		known = append(slices.Clip(known), &ahead{rule: by, space: space, units: units})
+		r.ahead.Store(&known)
+	}
+	if place := known[i].kinds.place(kind); place.Load() != kind {
+		place.Store(kind)
+	}
+}
+
+// aheadOf is what later rules will take of the limit's counter from a request like this one.
+func (r *rule) aheadOf(req *http.Request, limit *algorithms.Limit) (units int64) {
+	list := r.ahead.Load()
+	if list == nil {
+		return 0
+	}
+	kind := kindOf(req)
+	for _, a := range *list {
+		if a.space != limit.Space || a.kinds.place(kind).Load() != kind {
+			continue
+		}
+		if applies, _, err := a.rule.about(req); applies && err == nil {
+			units += a.units
+		}
+	}
+	return units
 }

@@ -42,38 +42,45 @@ type sharedStore struct {
 // remindEvery is how often a store that is down while requests pass unlimited is spoken of.
 var remindEvery = time.Minute
 
-// running are the apps with a shared store that were started and not stopped, the newest last. During a reload
-// there are two; if it fails, the newer goes and the older has never ceased to run.
-var running struct {
-	sync.Mutex
-	apps []*App
+// listener is a config that hears of its shared store, in its log and by its events.
+type listener struct {
+	store  *sharedStore
+	logger *zap.Logger
+	emit   func(name string, data map[string]any)
 }
 
-// run makes the app the one whose log, events and metrics tell of its store.
-func (a *App) run() {
+// running are the listeners of configs that were started and not stopped, the newest last. During a reload there are two; if it
+// fails, the newer goes and the older has never ceased to run.
+var running struct {
+	sync.Mutex
+	listeners []*listener
+}
+
+// run makes the listener the one that hears of its store, and begins to look at it.
+func (l *listener) run() {
 	running.Lock()
-	running.apps = append(running.apps, a)
+	running.listeners = append(running.listeners, l)
 	running.Unlock()
 	showState()
-	a.redis.watched.Do(func() { go a.redis.watch() })
-	a.redis.Start()
+	l.store.watched.Do(func() { go l.store.watch() })
+	l.store.Start()
 }
 
 // retire undoes run.
-func (a *App) retire() {
+func (l *listener) retire() {
 	running.Lock()
-	running.apps = slices.DeleteFunc(running.apps, func(other *App) bool { return other == a })
+	running.listeners = slices.DeleteFunc(running.listeners, func(other *listener) bool { return other == l })
 	running.Unlock()
 	showState()
 }
 
-// listener is the app whose log and events tell of the store, nil if no config that runs uses it.
-func (s *sharedStore) listener() *App {
+// listener is who hears of the store, nil if no config that runs uses it.
+func (s *sharedStore) listener() *listener {
 	running.Lock()
 	defer running.Unlock()
-	for _, a := range slices.Backward(running.apps) {
-		if a.redis == s {
-			return a
+	for _, l := range slices.Backward(running.listeners) {
+		if l.store == s {
+			return l
 		}
 	}
 	return nil
@@ -83,8 +90,8 @@ func (s *sharedStore) listener() *App {
 func showState() {
 	running.Lock()
 	defer running.Unlock()
-	if n := len(running.apps); n > 0 {
-		storeMetrics.SetUp(running.apps[n-1].redis.Up())
+	if n := len(running.listeners); n > 0 {
+		storeMetrics.SetUp(running.listeners[n-1].store.Up())
 	}
 }
 
@@ -101,8 +108,8 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 			s.tell(change)
 		}
 		options.OnWarning = func(text string) {
-			if a := s.listener(); a != nil {
-				a.logger.Warn("shared store: " + text)
+			if l := s.listener(); l != nil {
+				l.logger.Warn("shared store: " + text)
 			}
 		}
 		options.OnCall = func(took time.Duration, _ int) { storeMetrics.Call(took) }
@@ -168,8 +175,8 @@ func (s *sharedStore) cutOff() {
 func (s *sharedStore) handOver() {
 	running.Lock()
 	defer running.Unlock()
-	if n := len(running.apps); n > 0 {
-		if next := running.apps[n-1].redis; next != s && next.Up() {
+	if n := len(running.listeners); n > 0 {
+		if next := running.listeners[n-1].store; next != s && next.Up() {
 			next.inherited.Store(true)
 		}
 	}
@@ -218,12 +225,12 @@ func (s *sharedStore) watch() {
 		case <-s.done:
 			return
 		case c := <-s.changes:
-			if a := s.listener(); a != nil {
-				a.storeChanged(c)
+			if l := s.listener(); l != nil {
+				l.storeChanged(c)
 			}
 		case <-remind.C:
-			if a, n := s.listener(), s.unlimited.Swap(0); a != nil && n > 0 {
-				a.logger.Error("requests pass unlimited, because the shared store is down and their zones have on_store_error allow",
+			if l, n := s.listener(), s.unlimited.Swap(0); l != nil && n > 0 {
+				l.logger.Error("requests pass unlimited, because the shared store is down and their zones have on_store_error allow",
 					zap.Int64("requests", n))
 			}
 		}
@@ -231,7 +238,7 @@ func (s *sharedStore) watch() {
 }
 
 // storeChanged tells operators that a server of the store went down or came back.
-func (a *App) storeChanged(c redisstore.State) {
+func (l *listener) storeChanged(c redisstore.State) {
 	fields := []zap.Field{zap.String("server", c.Server), zap.Int("down", c.Down), zap.Int("servers", c.Of)}
 	data := map[string]any{"store": "redis", "server": c.Server, "down": c.Down, "servers": c.Of}
 	if c.Err == nil {
@@ -239,15 +246,15 @@ func (a *App) storeChanged(c redisstore.State) {
 		if c.Down > 0 {
 			text = "shared store is up again in part: keys of this server are counted in it"
 		}
-		a.logger.Warn(text, fields...)
-		a.emit("rate_limit_store_up", data)
+		l.logger.Warn(text, fields...)
+		l.emit("rate_limit_store_up", data)
 		return
 	}
 	text := "shared store is down: each zone does what its on_store_error says"
 	if c.Down < c.Of {
 		text = "shared store is down in part: for keys of this server each zone does what its on_store_error says"
 	}
-	a.logger.Error(text, append(fields, zap.String("kind", string(c.Err.Kind)), zap.Error(c.Err))...)
+	l.logger.Error(text, append(fields, zap.String("kind", string(c.Err.Kind)), zap.Error(c.Err))...)
 	data["kind"], data["error"] = string(c.Err.Kind), c.Err.Error()
-	a.emit("rate_limit_store_down", data)
+	l.emit("rate_limit_store_down", data)
 }
