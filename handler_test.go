@@ -359,32 +359,52 @@ func TestNothingIsWrapped(t *testing.T) {
 func TestAllocations(t *testing.T) {
 	for _, limit := range []string{"100000/1h", "1000000/1d {\n algorithm token_bucket\n }"} {
 		serve(t, ":80 {\n rate_limit "+limit+"\n respond ok\n}")
-		h, srv := handler(t, 0)
-		const runs = 500
-		next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
-		// Requests and responses as the server hands them over, made before the measuring.
-		requests, writers := make([]*http.Request, runs+1), make([]*httptest.ResponseRecorder, runs+1)
-		for i := range requests {
-			writers[i] = httptest.NewRecorder()
-			writers[i].Header().Set("Server", "Caddy")
-			r := httptest.NewRequest("GET", "/", nil)
-			r.RemoteAddr = "192.0.2.1:1234"
-			requests[i] = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), writers[i], srv)
-		}
-		i := 0
-		allocations := testing.AllocsPerRun(runs, func() {
-			if err := h.ServeHTTP(writers[i], requests[i], next); err != nil {
-				t.Error(err)
-			}
-			i++
-		})
-		if writers[runs].Header().Get("RateLimit") == "" {
-			t.Error("the handler did nothing")
-		}
+		allocations := allocations(t)
 		t.Logf("%s: %v", limit, allocations)
 		if allocations > 2 {
 			t.Errorf("%v allocations, want at most 2", allocations)
 		}
+	}
+}
+
+// allocations of a request that the first handler lets through.
+func allocations(t *testing.T) float64 {
+	t.Helper()
+	h, srv := handler(t, 0)
+	const runs = 500
+	next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
+	// Requests and responses as the server hands them over, made before the measuring.
+	requests, writers := make([]*http.Request, runs+1), make([]*httptest.ResponseRecorder, runs+1)
+	for i := range requests {
+		writers[i] = httptest.NewRecorder()
+		writers[i].Header().Set("Server", "Caddy")
+		r := httptest.NewRequest("GET", "/", nil)
+		r.RemoteAddr = "192.0.2.1:1234"
+		requests[i] = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), writers[i], srv)
+	}
+	i := 0
+	allocations := testing.AllocsPerRun(runs, func() {
+		if err := h.ServeHTTP(writers[i], requests[i], next); err != nil {
+			t.Error(err)
+		}
+		i++
+	})
+	if writers[runs].Header().Get("RateLimit") == "" {
+		t.Error("the handler did nothing")
+	}
+	return allocations
+}
+
+// With placeholders off a request allocates once, and what would be a placeholder is a text like any other.
+func TestPlaceholdersOff(t *testing.T) {
+	s := serve(t, "{\n rate_limit {\n placeholders off\n }\n}\n:80 {\n rate_limit 1/1h\n respond \"{http.rate_limit.zone_1.remaining}\"\n}")
+	if a := s.get("/"); a.body != "" && !strings.HasPrefix(a.body, "{") || a.Header.Get("RateLimit") == "" {
+		t.Errorf("%q %v", a.body, a.Header)
+	}
+	s.refused("/")
+	s.mustLoad("{\n rate_limit {\n placeholders off\n }\n}\n:80 {\n rate_limit 100000/1h\n respond ok\n}")
+	if n := allocations(t); n > 1 {
+		t.Errorf("%v allocations, want at most 1", n)
 	}
 }
 

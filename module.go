@@ -50,6 +50,8 @@ type Handler struct {
 	shared   bool         // a rule counts in the shared store
 	keeps    bool         // a rule has something to do after its decision
 	bans     bool         // a rule bans
+	// placeholders: something may read {http.rate_limit.…}.
+	placeholders bool
 }
 
 // CaddyModule returns the Caddy module information.
@@ -105,7 +107,7 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 			return fmt.Errorf("registering metrics of zone %s: %w", r.Zone, err)
 		}
 	}
-	h.counters = app.counters
+	h.counters, h.placeholders = app.counters, app.Placeholders != "off"
 	h.fields = h.describe(func(_ *rule, p *plan) []*algorithms.Limit { return p.Limits })
 	slices.SortStableFunc(h.rules, func(a, b *rule) int { return cmp.Compare(a.entry.Place, b.entry.Place) })
 	return nil
@@ -189,11 +191,11 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refu
 	q := newQuestion(r, h.counters)
 	defer q.release()
 	if err := h.ask(q); err != nil {
-		q.openRecord(true)
+		q.openRecord(true, h.placeholders)
 		return nil, true, h.turnAway(w, q, err)
 	}
 	if len(q.asked) == 0 {
-		q.openRecord(false)
+		q.openRecord(false, h.placeholders)
 		return nil, false, nil
 	}
 	denied := h.decide(q)
@@ -203,7 +205,7 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refu
 		by, why = q.binding()
 	}
 	passed := !denied && !why.refused
-	q.openRecord(!passed)
+	q.openRecord(!passed, h.placeholders)
 	q.remember(passed)
 	h.tell(w, q)
 	if timed {

@@ -57,7 +57,8 @@ type refusedRecord struct {
 }
 
 // newRecord makes the request's record, and its placeholders; with room for all that the response needs if it is known to be refused.
-func newRecord(r *http.Request, vars map[string]any, refused bool) (rec *record, room *refusal) {
+// It has no placeholders where the config says that nothing reads them.
+func newRecord(r *http.Request, vars map[string]any, refused, placeholders bool) (rec *record, room *refusal) {
 	if refused {
 		all := new(refusedRecord)
 		all.scratch.Lend(&all.values)
@@ -68,6 +69,9 @@ func newRecord(r *http.Request, vars map[string]any, refused bool) (rec *record,
 	rec.answers = rec.first[:0]
 	if vars != nil { // a request that did not come through Caddy's server has none
 		vars[recordVar] = rec
+	}
+	if !placeholders {
+		return rec, room
 	}
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		repl.Map(rec.placeholder)

@@ -260,9 +260,9 @@ func (q *question) tighten(told fields.Applied, limit *algorithms.Limit) bool {
 
 // openRecord makes the request's record if this is the first handler that it meets. Also a request that no rule limits has one: its
 // placeholders are empty then, and not the braces that an unknown placeholder leaves.
-func (q *question) openRecord(refused bool) {
+func (q *question) openRecord(refused, placeholders bool) {
 	if q.record == nil {
-		q.record, q.refusal = newRecord(q.r, q.vars, refused)
+		q.record, q.refusal = newRecord(q.r, q.vars, refused, placeholders)
 	}
 }
 

@@ -25,6 +25,10 @@ type Global struct {
 	// when instances come and go.
 	FleetSize Number `json:"fleet_size,omitempty"`
 
+	// `off` when nothing reads the placeholders `{http.rate_limit.…}`: requests then do not pay for them, and they are unknown.
+	// Default: on.
+	Placeholders string `json:"placeholders,omitempty"`
+
 	// Where the option is written, such as `Caddyfile:2`; the Caddyfile adapter fills it in. It only appears in messages.
 	Place string `json:"place,omitempty"`
 }
@@ -99,7 +103,7 @@ func (g *Global) UnmarshalJSON(b []byte) error {
 }
 
 var (
-	globalWords = []string{"redis", "fleet_size"}
+	globalWords = []string{"redis", "fleet_size", "placeholders"}
 	redisWords  = []string{
 		"mode", "username", "password", "db", "master_name", "sentinel_username", "sentinel_password",
 		"tls", "timeout", "pool_size", "prefix",
@@ -112,6 +116,7 @@ var (
 //	rate_limit {
 //		redis <address...> { ... }
 //		fleet_size <n>
+//		placeholders off
 //	}
 func ParseGlobal(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // the option's name
@@ -132,6 +137,13 @@ func ParseGlobal(d *caddyfile.Dispenser, existing any) (any, error) {
 	return httpcaddyfile.App{Name: "rate_limit", Value: value}, err
 }
 
+// hasRedis reports whether a global option that was parsed names a Redis.
+func hasRedis(option any) bool {
+	app, ok := option.(httpcaddyfile.App)
+	var g Global
+	return ok && json.Unmarshal(app.Value, &g) == nil && g.Redis != nil
+}
+
 func (p *parser) global(g *Global) error {
 	if p.d.NextArg() {
 		return p.d.Err("text after rate_limit; want a block with redis <address>")
@@ -143,6 +155,8 @@ func (p *parser) global(g *Global) error {
 			err = p.redisOption(g)
 		case "fleet_size":
 			err = p.number("", "fleet_size", &g.FleetSize)
+		case "placeholders":
+			err = p.text("", "placeholders", &g.Placeholders)
 		default:
 			err = p.unrecognizedGlobal(globalWords)
 		}
@@ -154,7 +168,7 @@ func (p *parser) global(g *Global) error {
 		return p.d.Err("text after the block of rate_limit; want it on lines of its own")
 	}
 	if len(p.written) == 1 {
-		return errorAt(p.written[spot{index: -1}], errors.New("rate_limit has nothing in its block; want redis <address>"))
+		return errorAt(p.written[spot{index: -1}], errors.New("rate_limit has nothing in its block; want redis <address> or placeholders off"))
 	}
 	if _, err := g.compile(nil); err != nil {
 		return p.locate(err)

@@ -115,7 +115,7 @@ func adapt(t *testing.T, config string) string {
 		t.Fatal(err)
 	}
 	out := string(pretty) + "\n"
-	app := tree.(map[string]any)["apps"].(map[string]any)["rate_limit"]
+	app, _ := tree.(map[string]any)["apps"].(map[string]any)["rate_limit"].(map[string]any)
 	if app != nil {
 		raw, _ := json.Marshal(app)
 		out += loadGlobal(raw)
@@ -125,7 +125,7 @@ func adapt(t *testing.T, config string) string {
 		t.Fatal(err)
 	}
 	for _, raw := range handlersIn(tree) {
-		out += load(t, raw, app != nil, server)
+		out += load(t, raw, app["redis"] != nil, server)
 	}
 	return out
 }

@@ -27,7 +27,7 @@ func Parse(h httpcaddyfile.Helper) (*Config, error) {
 		file:   adaptationOf(h.State),
 		prefix: "zone_",
 		inFile: true,
-		redis:  h.Option("rate_limit") != nil, // it is refused without redis
+		redis:  hasRedis(h.Option("rate_limit")),
 		matcher: func(t caddyfile.Token) (caddy.ModuleMap, bool, error) {
 			return h.WithDispenser(caddyfile.NewDispenser([]caddyfile.Token{t})).MatcherToken()
 		},

@@ -71,6 +71,11 @@ func (g *Global) Compile() (*Shared, error) {
 // compile is Compile; with a nil lookup, as at adapt time, placeholders and files are left for the load, and what it
 // returns is not complete.
 func (g *Global) compile(lookup func(string) (string, bool)) (*Shared, error) {
+	switch g.Placeholders {
+	case "", "on", "off":
+	default:
+		return nil, g.fail("placeholders", -1, fmt.Errorf("%q; want off, or leave it out", g.Placeholders))
+	}
 	r := g.Redis
 	if r == nil {
 		if g.FleetSize != "" {
