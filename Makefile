@@ -7,7 +7,7 @@ UPSTREAM ?= 8081
 XCADDY   := github.com/caddyserver/xcaddy/cmd/xcaddy@v0.4.5
 STATIC   := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: run test build xcaddy lint race bench bench-redis bench-failure clean
+.PHONY: run test build xcaddy lint walks race bench bench-redis bench-failure clean
 
 ## run: a Caddy with the module in front of an upstream, both on loopback
 run: build
@@ -52,6 +52,10 @@ lint:
 	go vet ./...
 	go run $(STATIC) ./...
 	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+
+## walks: what docs/design/architecture.md says of how to add things, tried with a dummy of each
+walks:
+	go test -tags walks -run TestWalks .
 
 ## race: the race detector, which needs a C compiler, on the packages that share state, and on the handler where it meets concurrency. Package
 ## algorithms shares nothing; its conformance suite does, with the stores. Left out is what asks Redis from one goroutine only,

@@ -3,6 +3,7 @@ package sluice
 // The order of the root's files, as docs/design/architecture.md draws it.
 
 import (
+	"cmp"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -10,6 +11,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -69,4 +71,53 @@ func (nothing) Import(name string) (*types.Package, error) {
 	pkg := types.NewPackage(name, path.Base(name))
 	pkg.MarkComplete()
 	return pkg, nil
+}
+
+// doors are the rooms that each room may import, and Caddy where it may.
+var doors = map[string][]string{
+	"algorithms":           {},
+	"algorithms/storetest": {"algorithms"},
+	"memstore":             {"algorithms"},
+	"leaky":                {"algorithms"},
+	"fields":               {"algorithms"},
+	"redisstore":           {"algorithms"},
+	"redisstore/redistest": {},
+	"counting":             {"algorithms", "leaky", "memstore"},
+	"telemetry":            {"algorithms", "caddy"},
+	"caddyfile":            {"algorithms", "fields", "leaky", "redisstore", "caddy"},
+	".":                    {"algorithms", "caddyfile", "counting", "fields", "memstore", "redisstore", "telemetry", "caddy"},
+	"cmd/caddy":            {".", "caddy"},
+}
+
+func TestDoors(t *testing.T) {
+	const module = "github.com/caddy-sluice/sluice"
+	for room, may := range doors {
+		names, _ := filepath.Glob(filepath.Join(room, "*.go"))
+		if len(names) == 0 {
+			t.Errorf("%s is empty", room)
+		}
+		for _, name := range names {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, i := range file.Imports {
+				to, _ := strconv.Unquote(i.Path.Value)
+				switch {
+				case strings.HasPrefix(to, module):
+					to = cmp.Or(strings.TrimPrefix(strings.TrimPrefix(to, module), "/"), ".")
+				case strings.HasPrefix(to, "github.com/caddyserver/"):
+					to = "caddy"
+				default:
+					continue
+				}
+				if !slices.Contains(may, to) {
+					t.Errorf("%s imports %s, which %s may not", name, to, room)
+				}
+			}
+		}
+	}
 }
