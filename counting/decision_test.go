@@ -482,3 +482,61 @@ func TestConcurrentDecisions(t *testing.T) {
 		t.Errorf("%d passed, %d and %d are left", passed.Load(), s.left(here), s.left(there))
 	}
 }
+
+// A share is asked about bans and what is pending too, and each rule is told its own wait, wherever its charges lie.
+func TestSharesOfSeveralRules(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.fleet = 2
+	first, second := shared(s.perHour("first", 8)), shared(s.perHour("second", 4), s.perHour("second", 4))
+	second.Limits[1] = s.limit("second", algorithms.Policy{Algorithm: algorithms.FixedWindow, Quota: 40, Window: 24 * time.Hour})
+	first.Ban, second.Ban = s.ban("first", 5, true), s.ban("second", 5, true)
+	first.Keeps, first.Reserves = true, counting.ByStatus
+	s.remote.down.Store(true)
+	d, _ := s.ask(first, second)
+	if a := d.Answers[0]; a.Banned() || a.Pending != 1 || a.Outcomes[0].Remaining != 3 {
+		t.Errorf("%+v", a)
+	}
+	if a := d.Answers[1]; len(a.Outcomes) != 2 || a.Outcomes[0].Remaining != 1 || a.Outcomes[1].Remaining != 19 {
+		t.Errorf("%+v", a)
+	}
+	r := d.Keep()
+	second.Cost = 3 // more than half of 4, not of 40
+	d, _ = s.ask(first, second)
+	if a := d.Answers[0]; a.Pending != 1 || a.Outcomes[0].Remaining != 3 || !a.Outcomes[0].OK {
+		t.Errorf("%+v", a)
+	}
+	if a := d.Answers[1]; a.Outcomes[0].OK || a.Outcomes[0].Retry == algorithms.Never || a.Outcomes[0].Retry < time.Second || !a.Outcomes[1].OK || a.Outcomes[1].Retry != 0 {
+		t.Errorf("%+v", a)
+	}
+	second.Held = []int64{2, 0} // together more than the limit: that never passes
+	if d, _ = s.ask(first, second); d.Answers[1].Outcomes[0].Retry != algorithms.Never {
+		t.Errorf("%+v", d.Answers[1])
+	}
+	r.Close()
+	// A full share has no moment at which more is there: then the store's return is the wait.
+	fresh := shared(s.perHour("fresh", 4))
+	fresh.Cost = 4
+	if d, _ = s.ask(fresh); d.Answers[0].Outcomes[0].Retry != counting.StoreBack || counting.StoreBack != 2*time.Second {
+		t.Errorf("%+v", d.Answers[0])
+	}
+}
+
+// A queue's share still holds its requests.
+func TestAShareThatQueues(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.remote.down.Store(true)
+	queue := shared(s.limit("q", leaky.Queue(10, time.Second, 5, 0, 0)))
+	queue.Keeps = true
+	s.ask(queue)
+	d, _ := s.ask(queue)
+	r := d.Keep()
+	if !r.Waits() || r.Items[0].Delay <= 0 || r.Items[0].By != counting.ByShare {
+		t.Errorf("%+v", r.Items)
+	}
+	if err := r.Wait(context.Background()); err != nil {
+		t.Error(err)
+	}
+	r.Close()
+}
