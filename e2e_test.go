@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -191,6 +192,9 @@ func get(t testing.TB, c *http.Client, url string, header ...string) (*http.Resp
 		req.Header.Add(header[i], header[i+1])
 	}
 	resp, err := c.Do(req)
+	if errors.Is(err, io.EOF) { // a server that a reload replaces may close, unread, a connection that it has just accepted
+		resp, err = c.Do(req)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
