@@ -22,7 +22,8 @@ import (
 
 func init() { caddy.RegisterModule(new(App)) }
 
-// App is what the handlers of one config share: the shared store, and which zones they name and how.
+// App is what the handlers of one config share: the shared store, and which zones they name and
+// how.
 type App struct {
 	caddyfile.Global
 
@@ -51,8 +52,8 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "rate_limit", New: func() caddy.Module { return new(App) }}
 }
 
-// Provision prepares the app for its handlers, which join it while they are provisioned. It makes no connection:
-// neither validating a config nor starting needs Redis.
+// Provision prepares the app for its handlers, which join it while they are provisioned. It makes
+// no connection: neither validating a config nor starting needs Redis.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx, a.logger = ctx, ctx.Logger()
 	a.zones = make(map[string]*zone)
@@ -102,8 +103,8 @@ type onStarted func()
 // Handle implements caddyevents.Handler.
 func (f onStarted) Handle(context.Context, caddy.Event) error { f(); return nil }
 
-// emit tells subscribers of Caddy's events app, if there are any. Apps start in any order, and the events app knows no subscriber
-// before its turn, so what happens meanwhile is told after it.
+// emit tells subscribers of Caddy's events app, if there are any. Apps start in any order, and the
+// events app knows no subscriber before its turn, so what happens meanwhile is told after it.
 func (a *App) emit(name string, data map[string]any) {
 	select {
 	case <-a.live:
@@ -115,8 +116,9 @@ func (a *App) emit(name string, data map[string]any) {
 	}
 }
 
-// name counts a handler that is about to join, and tells apart the zones of those whose config gives them no name: in JSON
-// of caddy-ext's form, two handlers with the same key and rate do not share a counter.
+// name counts a handler that is about to join, and tells apart the zones of those whose config
+// gives them no name: in JSON of caddy-ext's form, two handlers with the same key and rate do not
+// share a counter.
 func (a *App) name(c *caddyfile.Config) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -128,7 +130,8 @@ func (a *App) name(c *caddyfile.Config) {
 	}
 }
 
-// join adds a handler's rule to the config and opens its zone, or says which other rule it contradicts.
+// join adds a handler's rule to the config and opens its zone, or says which other rule it
+// contradicts.
 func (a *App) join(r *caddyfile.Rule, logger *zap.Logger) (*zone, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -214,7 +217,8 @@ func (a *App) sweepEvery(d time.Duration) {
 	}
 }
 
-// Start begins to sweep, and to look at the shared store. There is one goroutine per config, none per zone or key.
+// Start begins to sweep, and to look at the shared store. There is one goroutine per config, none
+// per zone or key.
 func (a *App) Start() error {
 	startCounting(a.counts(), a.logger)
 	for _, z := range a.open() {
@@ -234,7 +238,8 @@ func (a *App) Start() error {
 	return nil
 }
 
-// keepSweeping forgets idle keys at every interval, so that a zone which nobody uses any more gives its memory back.
+// keepSweeping forgets idle keys at every interval, so that a zone which nobody uses any more gives
+// its memory back.
 func (a *App) keepSweeping(ctx context.Context) {
 	tick := time.NewTicker(a.sweep)
 	defer tick.Stop()

@@ -29,7 +29,8 @@ const (
 	byPlan   = "rate_limit {\n zone z {\n tier {header.X-Plan} {\n pro 2/1h\n default 1/1h\n }\n }\n }\n"
 )
 
-// G14, G15, G18, G22: the words with which a warning must begin behind its place, or contain; "" for none.
+// G14, G15, G18, G22: the words with which a warning must begin behind its place, or contain; ""
+// for none.
 func TestWarningsAreTrue(t *testing.T) {
 	proxies := "{\n servers {\n trusted_proxies static 10.0.0.0/8\n }\n}\n"
 	for name, test := range map[string]struct{ config, want string }{
@@ -78,7 +79,8 @@ func TestWarningsAreTrue(t *testing.T) {
 	}
 }
 
-// G01. An error route that lets refusals be kept by caches is told of, whatever it is written around.
+// G01. An error route that lets refusals be kept by caches is told of, whatever it is written
+// around.
 func TestCacheableErrorRoutesAreWarnedOf(t *testing.T) {
 	const limited = ":80 {\n rate_limit 1/1h%s\n respond ok\n %s\n}"
 	for name, test := range map[string]struct{ more, routes, want string }{
@@ -111,7 +113,8 @@ func TestWarningsNameBothPlaces(t *testing.T) {
 	}
 }
 
-// JSON, where a route may hold what sets a value, or a route before it, which is provisioned already.
+// JSON, where a route may hold what sets a value, or a route before it, which is provisioned
+// already.
 func TestWarningsInJSON(t *testing.T) {
 	limit := `{"handler":"rate_limit","rate_limits":{"z":{"limit":"1/1h","tier":null,"cost":"{http.request.header.X-Cost}"}}}`
 	set := `{"handler":"headers","request":{"set":{"x-cost":["1"]}}}`
@@ -140,8 +143,8 @@ func TestWarningsInJSON(t *testing.T) {
 	}
 }
 
-// G22: what the documentation recommends is not warned about. A directive alone that reads who was authenticated is shown to stand
-// behind the handler that does it.
+// G22: what the documentation recommends is not warned about. A directive alone that reads who was
+// authenticated is shown to stand behind the handler that does it.
 func TestDocumentedConfigsDoNotWarn(t *testing.T) {
 	t.Setenv("REDIS_PASSWORD", "any")
 	for _, e := range examples(t) {

@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// A ban that was earned while Redis was away holds on its instance when Redis is back, as the client and the log were told, over
-// a reload too. Others are decided in Redis as ever.
+// A ban that was earned while Redis was away holds on its instance when Redis is back, as the
+// client and the log were told, over a reload too. Others are decided in Redis as ever.
 func TestBanOfAnOutageOutlivesIt(t *testing.T) {
 	r := redistest.Start(t)
 	config := sharing(r.Addr, "timeout 2s", "zone outage 10/1h {\n key {header.X-User}\n ban 1h after 2/10m\n}")

@@ -11,7 +11,8 @@ import (
 	"github.com/caddy-sluice/sluice/telemetry"
 )
 
-// strikeRefused counts a strike for each rule that refused the request under a key that it may ban, and shows the bans that these earn.
+// strikeRefused counts a strike for each rule that refused the request under a key that it may ban,
+// and shows the bans that these earn.
 func (v *voice) strikeRefused(q *question) {
 	for i := range q.asked {
 		a := &q.asked[i]

@@ -43,12 +43,14 @@ func (s *server) refusedOnly(n int, path string, header ...string) {
 	}
 }
 
-// Bans get longer, end to the microsecond, and are not made longer by who asks meanwhile; after twice the longest it begins anew.
+// Bans get longer, end to the microsecond, and are not made longer by who asks meanwhile; after
+// twice the longest it begins anew.
 func TestBanEscalates(t *testing.T) {
 	events()
 	c := useClock(t)
 	s := serve(t, new(stage).config("rate_limit {\nzone b 1/1s {\n key {header.X-User}\n ban 1m 10m 1h after 3/10m\n}\n}\nrespond ok"))
-	// Nobody else is called so: a key that was banned in another test within this second would get no line.
+	// Nobody else is called so: a key that was banned in another test within this second would get
+	// no line.
 	ann := []string{"X-User", "ann, who escalates", "X-Forwarded-For", "192.0.2.77"}
 	for i, seconds := range []int{60, 600, 3600, 3600} {
 		s.pass(1, "/", ann...)
@@ -100,7 +102,8 @@ func TestBanStrikesPass(t *testing.T) {
 	s.banned("b", 60, "/")
 }
 
-// One key of one zone is banned, and nothing else: no other key, and no other zone, whose limits are then not asked.
+// One key of one zone is banned, and nothing else: no other key, and no other zone, whose limits
+// are then not asked.
 func TestBanTouchesNothingElse(t *testing.T) {
 	events()
 	onStores(t, func(t *testing.T, st *stage) {
@@ -192,7 +195,8 @@ func TestBanOfOneInstanceHoldsOnAll(t *testing.T) {
 	}
 }
 
-// Counted failures earn a ban, successes do not; who is banned is not let in with the right password either.
+// Counted failures earn a ban, successes do not; who is banned is not let in with the right
+// password either.
 func TestBanOfFailedLogins(t *testing.T) {
 	events()
 	onStores(t, func(t *testing.T, st *stage) {

@@ -1,7 +1,8 @@
 package sluice_test
 
-// Every block of Caddyfile in README and docs shows what its page says of it, with requests. The recipes' own tests are in
-// recipes_test.go; here is the list of all, and what the short blocks claim.
+// Every block of Caddyfile in README and docs shows what its page says of it, with requests. The
+// recipes' own tests are in recipes_test.go; here is the list of all, and what the short blocks
+// claim.
 
 import (
 	"fmt"

@@ -1,7 +1,7 @@
 package sluice_test
 
-// Cases from the field at the HTTP level. Each went wrong in some limiter that people run; the numbers are those of
-// the project's list of them.
+// Cases from the field at the HTTP level. Each went wrong in some limiter that people run; the
+// numbers are those of the project's list of them.
 
 import (
 	"net"
@@ -322,7 +322,8 @@ func TestF30RefusalLeavesGroupLimit(t *testing.T) {
 	}
 }
 
-// 5/s with 10/s offered for 10 s: refused requests do not count. A token bucket that was full has its burst of 5 on top.
+// 5/s with 10/s offered for 10 s: refused requests do not count. A token bucket that was full has
+// its burst of 5 on top.
 func TestF31SteadyOverload(t *testing.T) {
 	for algorithm, want := range map[string][2]int{
 		"sliding_log": {50, 51}, "fixed_window": {50, 51}, "token_bucket": {50, 55}, "leaky_bucket": {50, 51}, "sliding_window": {39, 43},
@@ -396,7 +397,8 @@ func TestF33TwoRulesOneZone(t *testing.T) {
 			}
 			c.add(want)
 			s.pass(1, "/")
-			// Now it is the first of the two handlers that refuses, and its wait must be for both as well.
+			// Now it is the first of the two handlers that refuses, and its wait must be for both
+			// as well.
 			for {
 				if a = s.refused("/"); s.wait(a) < 0 {
 					t.Fatal("no Retry-After")

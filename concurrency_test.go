@@ -38,7 +38,8 @@ func (s *server) admits(path string, header ...string) {
 	eventually(s.t, 5*time.Second, path+" is admitted", func() bool { return s.get(path, header...).StatusCode == 200 })
 }
 
-// holding is an upstream that begins a response at once and ends it when it is told to, or when its client goes.
+// holding is an upstream that begins a response at once and ends it when it is told to, or when its
+// client goes.
 type holding struct {
 	dial string
 	end  chan struct{} // one for each response
@@ -65,8 +66,8 @@ func hold(t testing.TB) *holding {
 	return h
 }
 
-// begin asks for a response that does not end by itself, and returns when it has begun. In Redis the lease of a request that is
-// over may not be back yet.
+// begin asks for a response that does not end by itself, and returns when it has begun. In Redis
+// the lease of a request that is over may not be back yet.
 func (s *server) begin(header ...string) (resp *http.Response) {
 	s.t.Helper()
 	req, err := http.NewRequest(http.MethodGet, "http://"+s.addr()+"/hold", nil)
@@ -167,8 +168,8 @@ func TestF51EventStreamHoldsItsLease(t *testing.T) {
 	})
 }
 
-// Ten thousand requests of 64 clients: never more than the limit in flight, and in the end none, so that exactly as many
-// as the limit says can be again.
+// Ten thousand requests of 64 clients: never more than the limit in flight, and in the end none, so
+// that exactly as many as the limit says can be again.
 func TestConcurrentLeasesReturnToNone(t *testing.T) {
 	const limit, requests, clients = 20, 10_000, 64
 	onStores(t, func(t *testing.T, st *stage) {
@@ -222,7 +223,8 @@ func TestConcurrentLeasesReturnToNone(t *testing.T) {
 	})
 }
 
-// Modules of these tests: one counts who is behind it at a time, one ends requests in ways that few applications do.
+// Modules of these tests: one counts who is behind it at a time, one ends requests in ways that few
+// applications do.
 type (
 	inside struct{}
 	badEnd struct {
@@ -307,7 +309,8 @@ func TestLeaseIsGivenBackWhateverHappens(t *testing.T) {
 	}
 }
 
-// An upstream that dies while it answers, and a client that is gone while it downloads more than any buffer holds.
+// An upstream that dies while it answers, and a client that is gone while it downloads more than
+// any buffer holds.
 func TestLeaseOfBrokenTransfers(t *testing.T) {
 	dial := upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -395,7 +398,8 @@ func TestConcurrencyBesideLimit(t *testing.T) {
 	})
 }
 
-// Leases in two zones of which one refuses: nothing stays in flight, whether one handler asks or two do.
+// Leases in two zones of which one refuses: nothing stays in flight, whether one handler asks or
+// two do.
 func TestF32LeasesInTwoZones(t *testing.T) {
 	const wide, narrow = "zone wide {\n key everyone\n concurrency 5\n}\n", "zone narrow {\n key everyone\n concurrency 1\n}\n"
 	for name, handlers := range map[string]string{
@@ -427,7 +431,8 @@ func TestF32LeasesInTwoZones(t *testing.T) {
 	}
 }
 
-// A request that comes to its rule again, after a rewrite, an error or a retry, holds one lease and one unit of it.
+// A request that comes to its rule again, after a rewrite, an error or a retry, holds one lease and
+// one unit of it.
 func TestF29LeaseAndReserveOnce(t *testing.T) {
 	var fails atomic.Int64
 	up := hold(t)
@@ -540,7 +545,8 @@ func TestF28LeasesOfWildcardSite(t *testing.T) {
 	}
 }
 
-// An instance that is killed takes its leases along: in its own memory at once, in Redis after the lease time.
+// An instance that is killed takes its leases along: in its own memory at once, in Redis after the
+// lease time.
 func TestLeasesOfKilledInstance(t *testing.T) {
 	const leases = 5
 	onStores(t, func(t *testing.T, st *stage) {
@@ -585,7 +591,8 @@ func TestLeasesOfKilledInstance(t *testing.T) {
 	})
 }
 
-// A zone that no config names is forgotten. If it comes back, what was in flight before frees nobody else's lease when it ends.
+// A zone that no config names is forgotten. If it comes back, what was in flight before frees
+// nobody else's lease when it ends.
 func TestLeaseOfForgottenZone(t *testing.T) {
 	c := useClock(t)
 	up := hold(t)
@@ -609,8 +616,8 @@ func TestLeaseOfForgottenZone(t *testing.T) {
 	}
 }
 
-// Two handlers that name one zone hold two leases of it. Where there is one only, nothing can pass, and the load says so; what a
-// request costs has nothing to do with it.
+// Two handlers that name one zone hold two leases of it. Where there is one only, nothing can pass,
+// and the load says so; what a request costs has nothing to do with it.
 func TestF33LeasesByTwoRules(t *testing.T) {
 	const warning = "a request that meets all rules of this zone can never pass, because together they take more than it holds"
 	for leases, want := range map[int]int{1: 429, 2: 200} {
@@ -653,7 +660,8 @@ func TestConcurrencyTellsNoWait(t *testing.T) {
 	})
 }
 
-// A client that opens two zones' leases over HTTP/2 streams of one connection has as many as it has streams.
+// A client that opens two zones' leases over HTTP/2 streams of one connection has as many as it has
+// streams.
 func TestConcurrencyOverHTTP2(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		up := hold(t)

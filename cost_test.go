@@ -1,6 +1,7 @@
 package sluice_test
 
-// Costs that are known only after the response, as of a model gateway whose upstream says how many tokens it used.
+// Costs that are known only after the response, as of a model gateway whose upstream says how many
+// tokens it used.
 
 import (
 	"bufio"
@@ -18,8 +19,8 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// gateway is an upstream whose responses say, in a header or a trailer, that they cost what the request's X-Use says. /hold
-// ends when it is told to, /silent never begins.
+// gateway is an upstream whose responses say, in a header or a trailer, that they cost what the
+// request's X-Use says. /hold ends when it is told to, /silent never begins.
 func gateway(t testing.TB) *holding {
 	h := &holding{end: make(chan struct{})}
 	h.dial = upstream(t, func(w http.ResponseWriter, r *http.Request) {
@@ -78,8 +79,8 @@ func (s *server) settled(want int) {
 	eventually(s.t, 5*time.Second, fmt.Sprint(want, " units are left"), func() bool { left = s.look("/"); return left == want })
 }
 
-// Over an hour the average is the quota, within what one request costs, whatever the responses cost; a refused client that
-// waits as long as it is told is admitted.
+// Over an hour the average is the quota, within what one request costs, whatever the responses
+// cost; a refused client that waits as long as it is told is admitted.
 func TestModelGatewayOverAnHour(t *testing.T) {
 	const quota, burst, reserve, most = 36_000, 1000, 100, 1500
 	c := useClock(t)
@@ -112,7 +113,8 @@ func TestModelGatewayOverAnHour(t *testing.T) {
 	}
 }
 
-// A response that costs more than there is leaves a debt, which is paid back before the next one passes.
+// A response that costs more than there is leaves a debt, which is paid back before the next one
+// passes.
 func TestDebtIsPaidBack(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		up := gateway(t)
@@ -139,7 +141,8 @@ func TestDebtIsPaidBack(t *testing.T) {
 	})
 }
 
-// What responses say is settled: more is taken, less is given back, and what is missing or no number leaves the reservation.
+// What responses say is settled: more is taken, less is given back, and what is missing or no
+// number leaves the reservation.
 func TestChargeSettles(t *testing.T) {
 	const warning = "a charge is not a whole number from 0 to its max and is ignored: the cost stands; this is logged once"
 	onStores(t, func(t *testing.T, st *stage) {
@@ -160,7 +163,8 @@ func TestChargeSettles(t *testing.T) {
 		if lines := logged(t, warning); len(lines) != 1 || lines[0]["zone"] != "m" {
 			t.Errorf("%v", lines)
 		}
-		// The greatest number that is believed is a debt: H12, 100 times what the zone admits at once.
+		// The greatest number that is believed is a debt: H12, 100 times what the zone admits at
+		// once.
 		s.pass(1, "/", "X-Cost", "10", "X-Use", "100000")
 		s.settled(0)
 		if a := s.refused("/", "X-Cost", "1"); s.wait(a) < 365*86400 {
@@ -195,8 +199,9 @@ func TestChargeSources(t *testing.T) {
 	}
 }
 
-// A response is settled when it is over: until then it is the reservation that is taken. So is one that the client
-// does not wait for, since it has been made; and who leaves before it begins has paid the reservation.
+// A response is settled when it is over: until then it is the reservation that is taken. So is one
+// that the client does not wait for, since it has been made; and who leaves before it begins has
+// paid the reservation.
 func TestChargeIsSettledAfterTheBody(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		up := gateway(t)
@@ -223,7 +228,8 @@ func TestChargeIsSettledAfterTheBody(t *testing.T) {
 	})
 }
 
-// While Redis does not answer a response that was begun comes to its end; it is settled when Redis is back.
+// While Redis does not answer a response that was begun comes to its end; it is settled when Redis
+// is back.
 func TestSettlingDelaysNoResponse(t *testing.T) {
 	redis := redistest.Start(t)
 	up := gateway(t)

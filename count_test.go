@@ -1,6 +1,7 @@
 package sluice_test
 
-// Limits on what fails only, as on a login: each request reserves a unit, and what does not count gives it back.
+// Limits on what fails only, as on a login: each request reserves a unit, and what does not count
+// gives it back.
 
 import (
 	"context"
@@ -19,7 +20,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// login is an upstream that lets the right password in. It knows how many guesses are under way or were wrong.
+// login is an upstream that lets the right password in. It knows how many guesses are under way or
+// were wrong.
 type login struct {
 	dial string
 
@@ -110,7 +112,8 @@ func TestLogin(t *testing.T) {
 	})
 }
 
-// A thousand guesses at once are five, because each has reserved its unit; and right ones among them let no more wrong ones in.
+// A thousand guesses at once are five, because each has reserved its unit; and right ones among
+// them let no more wrong ones in.
 func TestConcurrentGuesses(t *testing.T) {
 	for _, every := range []int{0, 2} {
 		onStores(t, func(t *testing.T, st *stage) {
@@ -141,7 +144,8 @@ func TestConcurrentGuesses(t *testing.T) {
 	}
 }
 
-// Units that are held by requests under way are a reason to refuse, but not for longer than they are held.
+// Units that are held by requests under way are a reason to refuse, but not for longer than they
+// are held.
 func TestGivenBackUnitsAreFree(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		up := undecide(t)
@@ -174,7 +178,8 @@ func TestF51UnitOfWhoLeavesStaysTaken(t *testing.T) {
 	})
 }
 
-// Which responses count: by what is written, and for errors by the status that the error has, whatever an error route writes.
+// Which responses count: by what is written, and for errors by the status that the error has,
+// whatever an error route writes.
 func TestWhichResponsesCount(t *testing.T) {
 	const (
 		counts = 1
@@ -217,8 +222,8 @@ func TestWhichResponsesCount(t *testing.T) {
 	}
 }
 
-// H06: a client that closes one half of its connection after asking earns its ban all the same: the status is known, whoever
-// still listens.
+// H06: a client that closes one half of its connection after asking earns its ban all the same: the
+// status is known, whoever still listens.
 func TestAFailureCountsWhoeverStillListens(t *testing.T) {
 	s := serve(t, ":80 {\n route {\n rate_limit {\n zone login 9/15m {\n count status 401\n ban 1h after 2/1h\n }\n }\n"+
 		" basic_auth {\n bob $2a$14$Zkx19XLiW6VYouLHR5NmfOFU0z2GTNmpkT/5qqR7hx4IjWJPDhjvG\n }\n respond ok\n }\n}")

@@ -190,7 +190,8 @@ func TestDefectUnknownPlaceholder(t *testing.T) {
 		s.pass(1, "/", "X-Forwarded-For", "192.0.2.2")
 		s.refused("/", "X-Forwarded-For", "192.0.2.1")
 	})
-	// In the older spelling a config with a wrong name must load: it is taken for what was meant, with a warning.
+	// In the older spelling a config with a wrong name must load: it is taken for what was meant,
+	// with a warning.
 	t.Run("mistaken name", func(t *testing.T) {
 		s := serve(t, strings.Replace(eventsZone(1, "1h", "key {http.request.remote_host}"), "rate_limit {", "rate_limit {\n log_key", 1))
 		s.pass(1, "/")
@@ -209,7 +210,8 @@ func TestDefectUnknownPlaceholder(t *testing.T) {
 	}
 }
 
-// early is a request in HTTP/3 early data: the handshake is not complete, so nobody knows yet who sends it.
+// early is a request in HTTP/3 early data: the handshake is not complete, so nobody knows yet who
+// sends it.
 func early(t testing.TB, srv *caddyhttp.Server, header ...string) *http.Request {
 	r := httptest.NewRequest(http.MethodGet, "https://a.test/", nil)
 	r.RemoteAddr, r.TLS = "192.0.2.1:1234", &tls.ConnectionState{Version: tls.VersionTLS13}

@@ -1,6 +1,7 @@
 package sluice_test
 
-// The commands that operators run before they trust a config, and the configs in the documentation, so that it cannot rot.
+// The commands that operators run before they trust a config, and the configs in the documentation,
+// so that it cannot rot.
 
 import (
 	"bytes"
@@ -34,7 +35,8 @@ func pages(t *testing.T) []string {
 	return append(files, "README.md")
 }
 
-// examples finds every block of Caddyfile in the documentation. A block that is only directives is put into a site.
+// examples finds every block of Caddyfile in the documentation. A block that is only directives is
+// put into a site.
 func examples(t *testing.T) (found []example) {
 	t.Helper()
 	for _, file := range pages(t) {
@@ -119,7 +121,8 @@ func caddyCommand(t *testing.T, dir string, args ...string) (stdout string, err 
 	return out.String(), nil
 }
 
-// Every config in the documentation and in testdata adapts, validates, and means the same after caddy fmt.
+// Every config in the documentation and in testdata adapts, validates, and means the same after
+// caddy fmt.
 func TestCaddyCommands(t *testing.T) {
 	all := configs(t)
 	if len(all) < 10 {
@@ -297,7 +300,8 @@ func within(directive bool, depth int, word string) string {
 	return strings.Join(open, "\n") + "\n" + word + strings.Repeat("\n}", len(open)) + "\n"
 }
 
-// README's table says of every algorithm what it is for, docs/redis.md what it costs there, and the reference how it is written.
+// README's table says of every algorithm what it is for, docs/redis.md what it costs there, and the
+// reference how it is written.
 func TestDocumentedAlgorithms(t *testing.T) {
 	for page, form := range map[string]string{
 		"README.md": "(?m)^\\|[^|]*`%s`", "docs/redis.md": "(?m)^\\|[^|]*`%s`", "docs/reference.md": `(?m)^\s+algorithm .*\b%s\b`,

@@ -1,7 +1,7 @@
 package sluice_test
 
-// Configs that were written for the two older modules, as they are in testdata/dropin: they load unchanged, and real
-// requests are answered as their authors meant.
+// Configs that were written for the two older modules, as they are in testdata/dropin: they load
+// unchanged, and real requests are answered as their authors meant.
 
 import (
 	"os"
@@ -195,7 +195,8 @@ func TestDropInSharedStorageIsAClearError(t *testing.T) {
 	}
 }
 
-// G08: a zone may have any printable name. Fields show it as a string that cannot be malformed, logs and metrics as it is written.
+// G08: a zone may have any printable name. Fields show it as a string that cannot be malformed,
+// logs and metrics as it is written.
 func TestDropInZoneNames(t *testing.T) {
 	s := serve(t, ":80 {\nrate_limit {\nzone `ünï \"x\"` {\nevents 1\nwindow 1h\n}\n}\nrespond ok\n}")
 	if a := s.get("/"); a.StatusCode != 200 || a.Header.Get("RateLimit-Policy") != `"%C3%BCn%C3%AF \"x\"";q=1;w=3600` {

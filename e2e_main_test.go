@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// The main job: one line limits real traffic before it reaches a real upstream, over every HTTP version.
+// The main job: one line limits real traffic before it reaches a real upstream, over every HTTP
+// version.
 func TestOneLineOverEveryProtocol(t *testing.T) {
 	port, upstream := freePort(t), freePort(t)
 	startCaddy(t, fmt.Sprintf(`

@@ -1,7 +1,7 @@
 package sluice_test
 
-// Tests against a real Caddy process, as a user runs it: built from cmd/caddy, configured by a Caddyfile,
-// asked over real sockets.
+// Tests against a real Caddy process, as a user runs it: built from cmd/caddy, configured by a
+// Caddyfile, asked over real sockets.
 
 import (
 	"bytes"
@@ -66,7 +66,8 @@ type process struct {
 	dir   string
 	admin string
 	log   *lockedBuffer
-	// options are global options besides those of every process; sites are what it was started with.
+	// options are global options besides those of every process; sites are what it was started
+	// with.
 	options, sites string
 }
 
@@ -87,7 +88,8 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-// globals is the global options block that every test process needs: an admin endpoint of its own and no trust store.
+// globals is the global options block that every test process needs: an admin endpoint of its own
+// and no trust store.
 func globals(admin int, options string) string {
 	return fmt.Sprintf("{\n\tadmin 127.0.0.1:%d\n\tskip_install_trust\n\tauto_https disable_redirects\n%s}\n", admin, options)
 }

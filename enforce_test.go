@@ -13,7 +13,8 @@ func enforcing(percent string) string {
 	return "rate_limit {\nzone e 1/365d {\n key {header.X-User}\n enforce " + percent + "\n}\n}\nrespond ok"
 }
 
-// refusedKeys asks once for each of the keys, which have used all that they have, and says who is refused.
+// refusedKeys asks once for each of the keys, which have used all that they have, and says who is
+// refused.
 func (s *server) refusedKeys(n int) map[string]bool {
 	s.t.Helper()
 	refused := map[string]bool{}
@@ -87,7 +88,8 @@ func TestEnforceIsTheSameOnEveryInstance(t *testing.T) {
 	}
 }
 
-// The log says what would have happened, in words that ban tools do not look for, and no event is emitted.
+// The log says what would have happened, in words that ban tools do not look for, and no event is
+// emitted.
 func TestEnforceReports(t *testing.T) {
 	events()
 	onStores(t, func(t *testing.T, st *stage) {

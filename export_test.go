@@ -2,8 +2,8 @@ package sluice
 
 import "time"
 
-// UseClock gives configs that are loaded from now on counters of their own, which read the given clock (µs). Tests
-// of hours then take no time. restore goes back to the counters of the process.
+// UseClock gives configs that are loaded from now on counters of their own, which read the given
+// clock (µs). Tests of hours then take no time. restore goes back to the counters of the process.
 func UseClock(now func() int64) (restore func()) {
 	before := clock
 	clock = &now

@@ -336,7 +336,8 @@ func TestHEAD(t *testing.T) {
 	s.refused("/") // the connection is still good
 }
 
-// A request that is let through reaches the next handler with the response writer as it was: nothing is wrapped.
+// A request that is let through reaches the next handler with the response writer as it was:
+// nothing is wrapped.
 func TestNothingIsWrapped(t *testing.T) {
 	serve(t, ":80 {\n rate_limit 5/1h\n respond ok\n}")
 	h, srv := handler(t, 0)
@@ -354,8 +355,8 @@ func TestNothingIsWrapped(t *testing.T) {
 	}
 }
 
-// allocations of a request that is let through, with what is on by default: the key is the client address, the
-// fields are sent and the metrics counted.
+// allocations of a request that is let through, with what is on by default: the key is the client
+// address, the fields are sent and the metrics counted.
 func TestAllocations(t *testing.T) {
 	for _, limit := range []string{"100000/1h", "1000000/1d {\n algorithm token_bucket\n }"} {
 		serve(t, ":80 {\n rate_limit "+limit+"\n respond ok\n}")
@@ -395,7 +396,8 @@ func allocations(t *testing.T) float64 {
 	return allocations
 }
 
-// With placeholders off a request allocates once, and what would be a placeholder is a text like any other.
+// With placeholders off a request allocates once, and what would be a placeholder is a text like
+// any other.
 func TestPlaceholdersOff(t *testing.T) {
 	s := serve(t, "{\n rate_limit {\n placeholders off\n }\n}\n:80 {\n rate_limit 1/1h\n respond \"{http.rate_limit.zone_1.remaining}\"\n}")
 	if a := s.get("/"); a.body != "" && !strings.HasPrefix(a.body, "{") || a.Header.Get("RateLimit") == "" {
@@ -408,7 +410,8 @@ func TestPlaceholdersOff(t *testing.T) {
 	}
 }
 
-// The placeholders of a request that no rule limits are empty: header_up must not send braces to the upstream.
+// The placeholders of a request that no rule limits are empty: header_up must not send braces to
+// the upstream.
 func TestPlaceholdersOfUnlimitedRequests(t *testing.T) {
 	s := serve(t, ":80 {\n rate_limit {\n zone api 5/1m {\n match path /api*\n }\n }\n respond [{http.rate_limit.api.remaining}]\n}")
 	if a := s.get("/other"); a.body != "[]" {

@@ -16,7 +16,8 @@ import (
 	"testing"
 )
 
-// floors are the root's files from top to bottom. A file may use what files below it define, and nothing above.
+// floors are the root's files from top to bottom. A file may use what files below it define, and
+// nothing above.
 var floors = []string{
 	"module.go", "response.go", "ban.go", "refuse.go", "request.go", "earlier.go", "record.go",
 	"app.go", "reload.go", "sharedstore.go", "rule.go", "zone.go", "process.go",

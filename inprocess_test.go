@@ -1,8 +1,8 @@
 package sluice_test
 
-// Tests against a Caddy in this process: configs are adapted and loaded as the command does it, and asked over real
-// sockets, but nothing has to be started, so a test takes milliseconds. There is one Caddy per process: these tests
-// cannot run in parallel.
+// Tests against a Caddy in this process: configs are adapted and loaded as the command does it, and
+// asked over real sockets, but nothing has to be started, so a test takes milliseconds. There is
+// one Caddy per process: these tests cannot run in parallel.
 
 import (
 	"bytes"
@@ -40,7 +40,8 @@ type server struct {
 	client *http.Client
 }
 
-// serve loads a Caddyfile and stops it when the test ends. Ports in it are symbols: each gets a free one of its own.
+// serve loads a Caddyfile and stops it when the test ends. Ports in it are symbols: each gets a
+// free one of its own.
 func serve(t testing.TB, config string) *server {
 	t.Helper()
 	s := newServer(t)
@@ -106,7 +107,8 @@ func (s *server) loadJSON(config []byte) error {
 	return nil
 }
 
-// swap loads a config, of which it changes only what keeps it within this process: ports, files, the log and certificates.
+// swap loads a config, of which it changes only what keeps it within this process: ports, files,
+// the log and certificates.
 func (s *server) swap(config []byte) error {
 	s.t.Helper()
 	var c map[string]any
@@ -144,8 +146,8 @@ func (s *server) swap(config []byte) error {
 	return caddy.Load(patched, true)
 }
 
-// settle waits until the listeners of the old config are closed. Caddy does that in the background, and what connects
-// meanwhile may be answered by the old config, or lost.
+// settle waits until the listeners of the old config are closed. Caddy does that in the background,
+// and what connects meanwhile may be answered by the old config, or lost.
 func (s *server) settle() {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -298,7 +300,8 @@ func (a answer) left(policy string) int {
 	return -1
 }
 
-// wait is Retry-After in seconds, -1 if there is none; anything but a positive whole number fails the test.
+// wait is Retry-After in seconds, -1 if there is none; anything but a positive whole number fails
+// the test.
 func (s *server) wait(a answer) int {
 	s.t.Helper()
 	values := a.Header["Retry-After"]

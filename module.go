@@ -1,8 +1,8 @@
 // Package sluice is a rate limiter for Caddy: the HTTP handler module http.handlers.rate_limit.
 //
-// This file is the way of one request from top to bottom: which rules apply, what the store says, what the client
-// is told, and whether the request goes on. How counting works is in package algorithms, what the configuration
-// means in package caddyfile.
+// This file is the way of one request from top to bottom: which rules apply, what the store says,
+// what the client is told, and whether the request goes on. How counting works is in package
+// algorithms, what the configuration means in package caddyfile.
 package sluice
 
 import (
@@ -32,11 +32,13 @@ func init() {
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 }
 
-// Handler limits the rate of requests: all of its zones that match a request are decided at one instant and charged
-// together, or not at all, before the request goes on to the handlers behind it.
+// Handler limits the rate of requests: all of its zones that match a request are decided at one
+// instant and charged together, or not at all, before the request goes on to the handlers behind
+// it.
 //
-// A refused request is answered with status 429, a Retry-After that is true, and a problem+json body or the site's error
-// routes. Every response that a zone applied to says what is left in the fields RateLimit and RateLimit-Policy.
+// A refused request is answered with status 429, a Retry-After that is true, and a problem+json
+// body or the site's error routes. Every response that a zone applied to says what is left in the
+// fields RateLimit and RateLimit-Policy.
 type Handler struct {
 	caddyfile.Config
 
@@ -83,7 +85,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return h.open(ctx, app)
 }
 
-// open joins the rules to the config and opens their metrics. Those are in h.rules, so that Cleanup closes them and no more.
+// open joins the rules to the config and opens their metrics. Those are in h.rules, so that Cleanup
+// closes them and no more.
 func (h *Handler) open(ctx caddy.Context, app *App) error {
 	policies := 0
 	for i, compiled := range h.settings.Rules {
@@ -113,8 +116,8 @@ func (h *Handler) open(ctx caddy.Context, app *App) error {
 	return nil
 }
 
-// describe prepares what clients are told of each plan, by the limits that hold for it. Of dry runs they are told nothing. The
-// rules are in the order of the file.
+// describe prepares what clients are told of each plan, by the limits that hold for it. Of dry runs
+// they are told nothing. The rules are in the order of the file.
 func (h *Handler) describe(limits func(*rule, *plan) []*algorithms.Limit) *fields.Set {
 	policies := map[int]fields.Policy{}
 	for _, r := range h.rules {
@@ -140,7 +143,8 @@ type shareFields struct {
 	fields *fields.Set
 }
 
-// tellShares returns what clients are told while the shared store is down. It is made again when the number of instances changes.
+// tellShares returns what clients are told while the shared store is down. It is made again when
+// the number of instances changes.
 func (h *Handler) tellShares() *fields.Set {
 	fleet := h.counters.Fleet()
 	if s := h.shares.Load(); s != nil && s.fleet == fleet {
@@ -180,8 +184,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return next.ServeHTTP(w, r)
 }
 
-// limit decides about the request. It tells the client in w's header, or if the request is refused in the whole response.
-// What the request still has to do when it passes is nil for most.
+// limit decides about the request. It tells the client in w's header, or if the request is refused
+// in the whole response. What the request still has to do when it passes is nil for most.
 func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refused bool, err error) {
 	var start time.Duration
 	timed := h.timed()
@@ -223,7 +227,8 @@ func (h *Handler) limit(w http.ResponseWriter, r *http.Request) (owed *due, refu
 	return nil, false, nil
 }
 
-// decide lets the places where the rules count answer, and chooses what clients are told of their limits.
+// decide lets the places where the rules count answer, and chooses what clients are told of their
+// limits.
 func (h *Handler) decide(q *question) (denied bool) {
 	denied = q.decision.Decide(q.r.Context())
 	q.fields = h.fields
@@ -237,8 +242,9 @@ func (h *Handler) decide(q *question) (denied bool) {
 	return denied
 }
 
-// timed reports whether this decision is measured. Reading the clock twice costs as much as deciding in this process does, so of
-// such decisions one in eight is measured and stands for those until the next. A round trip to Redis is always measured.
+// timed reports whether this decision is measured. Reading the clock twice costs as much as
+// deciding in this process does, so of such decisions one in eight is measured and stands for those
+// until the next. A round trip to Redis is always measured.
 func (h *Handler) timed() bool { return h.shared || rand.Uint32()%8 == 0 }
 
 // ask finds the rules that apply to the request and asks under each of its keys.
@@ -301,7 +307,8 @@ func (h *Handler) tell(w http.ResponseWriter, q *question) {
 	q.fields.Write(w.Header(), &q.record.scratch, q.applied, now)
 }
 
-// count adds the decision to the metrics of the rules that were asked, and reports what dry runs would have refused.
+// count adds the decision to the metrics of the rules that were asked, and reports what dry runs
+// would have refused.
 func (h *Handler) count(q *question, passed bool, took time.Duration) {
 	for n := range q.asked {
 		if q.asked[n].also {

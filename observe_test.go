@@ -144,7 +144,8 @@ func TestEventHasNoKeyUnasked(t *testing.T) {
 	}
 }
 
-// Ban tools depend on the line; the fields are those of the older module, and a proxied client's address.
+// Ban tools depend on the line; the fields are those of the older module, and a proxied client's
+// address.
 func TestLogLine(t *testing.T) {
 	useClock(t)
 	s := serve(t, listening+":80 {\n rate_limit {\n zone z 1/90m\n log_key\n }\n respond ok\n}")

@@ -151,7 +151,8 @@ func checkLog(t *testing.T) {
 	processLog.reset()
 }
 
-// FuzzOddRequests: any bytes over a real socket. A response, if there is one, is well formed, and nothing panics.
+// FuzzOddRequests: any bytes over a real socket. A response, if there is one, is well formed, and
+// nothing panics.
 func FuzzOddRequests(f *testing.F) {
 	for _, seed := range seeds {
 		f.Add([]byte(seed))

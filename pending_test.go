@@ -1,7 +1,7 @@
 package sluice_test
 
-// Units that are reserved until the response tells what a request costs: what is given back when, and that nobody is banned for
-// want of an answer.
+// Units that are reserved until the response tells what a request costs: what is given back when,
+// and that nobody is banned for want of an answer.
 
 import (
 	"context"
@@ -16,7 +16,8 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// undecided is an upstream that answers /wait when it is told with which status, and all else at once.
+// undecided is an upstream that answers /wait when it is told with which status, and all else at
+// once.
 type undecided struct {
 	dial   string
 	status chan int
@@ -67,8 +68,8 @@ func (u *undecided) await(s *server, n int, header ...string) (answer func(statu
 	}
 }
 
-// A page with many parts is loaded with the right password: what is refused while others are under way may not have been
-// refused once they are answered, and is no strike.
+// A page with many parts is loaded with the right password: what is refused while others are under
+// way may not have been refused once they are answered, and is no strike.
 func TestNoBanWhileAnswersAreAwaited(t *testing.T) {
 	events()
 	for zone, n := range map[string]int{
@@ -92,7 +93,8 @@ func TestNoBanWhileAnswersAreAwaited(t *testing.T) {
 	}
 }
 
-// Many such pages at once: their requests share calls to Redis, in which those that are refused may come first.
+// Many such pages at once: their requests share calls to Redis, in which those that are refused may
+// come first.
 func TestNoBanOfPagesLoadedAtOnce(t *testing.T) {
 	events()
 	onStores(t, func(t *testing.T, st *stage) {
@@ -154,8 +156,8 @@ func TestNoBanWhileAnotherInstanceAwaitsAnswers(t *testing.T) {
 	})
 }
 
-// A response that does not count gives its unit back when its status is known, and once, however long it goes on; one that
-// counts is a strike from then on.
+// A response that does not count gives its unit back when its status is known, and once, however
+// long it goes on; one that counts is a strike from then on.
 func TestCountsByTheStatusNotByTheEnd(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		up := hold(t)

@@ -11,11 +11,13 @@ import (
 	"github.com/caddy-sluice/sluice/memstore"
 )
 
-// processes holds what is counted in this process, under the clock that it reads. It outlives configs: a reload acquires it, and
-// opens its zones, before the old config lets go of them, so counts are kept and shared by name.
+// processes holds what is counted in this process, under the clock that it reads. It outlives
+// configs: a reload acquires it, and opens its zones, before the old config lets go of them, so
+// counts are kept and shared by name.
 var processes = caddy.NewUsagePool()
 
-// clock tells the time of configs that are loaded from now on: µs since the Unix epoch; nil: the time of day.
+// clock tells the time of configs that are loaded from now on: µs since the Unix epoch; nil: the
+// time of day.
 var clock *func() int64
 
 // process is what is counted under one clock.

@@ -16,7 +16,8 @@ import (
 	"testing"
 )
 
-// prerequisites returns the words behind a target of the Makefile, or behind a variable of that name.
+// prerequisites returns the words behind a target of the Makefile, or behind a variable of that
+// name.
 func prerequisites(t *testing.T, makefile, target string) []string {
 	t.Helper()
 	line := regexp.MustCompile(`(?m)^` + target + `\s*:=?(.*)$`).FindStringSubmatch(makefile)
@@ -67,7 +68,8 @@ func started(t *testing.T, file string) (programs []string) {
 	return programs
 }
 
-// Every program that tests and benchmarks start is installed by the command that starts it, from one list (G29).
+// Every program that tests and benchmarks start is installed by the command that starts it, from
+// one list (G29).
 func TestTheMakefileInstallsWhatTheCodeStarts(t *testing.T) {
 	content, err := os.ReadFile("Makefile")
 	if err != nil {

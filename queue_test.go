@@ -1,8 +1,8 @@
 package sluice_test
 
-// Requests that wait for their turn, in front of a real upstream. In this process the store's clock stands still while
-// they wait on the real one, so that every delay that is told can be foreseen to the microsecond; when requests reach
-// the upstream is measured, and only reported.
+// Requests that wait for their turn, in front of a real upstream. In this process the store's clock
+// stands still while they wait on the real one, so that every delay that is told can be foreseen to
+// the microsecond; when requests reach the upstream is measured, and only reported.
 
 import (
 	"cmp"
@@ -69,8 +69,8 @@ func (a *arrivals) names() (names []string) {
 	return names
 }
 
-// check wants the requests to have arrived with these delays in order, none before its slot. The store's clock may
-// have moved by late between the first decision and the last one.
+// check wants the requests to have arrived with these delays in order, none before its slot. The
+// store's clock may have moved by late between the first decision and the last one.
 func (a *arrivals) check(t *testing.T, start time.Time, late time.Duration, want ...time.Duration) {
 	t.Helper()
 	list := a.all()
@@ -78,7 +78,8 @@ func (a *arrivals) check(t *testing.T, start time.Time, late time.Duration, want
 		t.Fatalf("%d requests arrived, want %d: %v", len(list), len(want), list)
 	}
 	for i, got := range list {
-		// A machine that is busy for longer than a slot lasts may let one overtake another on the way, which is no fault of the queue.
+		// A machine that is busy for longer than a slot lasts may let one overtake another on the
+		// way, which is no fault of the queue.
 		if late := got.at.Sub(start) - got.delay; i > 0 && got.delay < list[i-1].delay && late < 90*time.Millisecond {
 			t.Errorf("arrival %d, of delay %v, came behind one of %v", i, got.delay, list[i-1].delay)
 		}
@@ -96,8 +97,8 @@ func (a *arrivals) check(t *testing.T, start time.Time, late time.Duration, want
 	}
 }
 
-// queued sends requests with these names one after the other, each decided before the next, all but those that go at
-// once being delayed.
+// queued sends requests with these names one after the other, each decided before the next, all but
+// those that go at once being delayed.
 func (s *server) queued(ctx context.Context, names ...string) (came []<-chan *answer) {
 	s.t.Helper()
 	decided := func() int { return s.decided("q", "passed") + s.decided("q", "delayed") }
@@ -115,8 +116,8 @@ func (s *server) waitingIn(zone string) int {
 	return int(s.metric(`caddy_rate_limit_waiting{zone="` + zone + `"}`))
 }
 
-// waits sends a request that must wait, so that n do. In Redis the slot or the lease of who was there before may not be back yet, and
-// who finds none is refused and takes nothing.
+// waits sends a request that must wait, so that n do. In Redis the slot or the lease of who was
+// there before may not be back yet, and who finds none is refused and takes nothing.
 func (s *server) waits(ctx context.Context, zone string, n int, header ...string) (came <-chan *answer) {
 	s.t.Helper()
 	eventually(s.t, 10*time.Second, "the next one waits", func() bool {
@@ -167,8 +168,8 @@ func TestQueueVectors(t *testing.T) {
 	}
 }
 
-// sevenAtOnce wants those that pass delayed so, and the others refused. It reports false, and forgets them, if they were not all
-// decided within most of the store's time.
+// sevenAtOnce wants those that pass delayed so, and the others refused. It reports false, and
+// forgets them, if they were not all decided within most of the store's time.
 func sevenAtOnce(t *testing.T, st *stage, zone string, most time.Duration, want []time.Duration) bool {
 	seen, dial := watchArrivals(t)
 	s := serve(t, st.zones(zone, dial))
@@ -222,7 +223,8 @@ func sevenAtOnce(t *testing.T, st *stage, zone string, most time.Duration, want 
 	return true
 }
 
-// What a refused client is told is true to the microsecond: an interval later there is a slot, and not before.
+// What a refused client is told is true to the microsecond: an interval later there is a slot, and
+// not before.
 func TestQueueRetryIsTight(t *testing.T) {
 	c := useClock(t)
 	seen, dial := watchArrivals(t)
@@ -286,8 +288,8 @@ func TestQueueOfEachKey(t *testing.T) {
 	})
 }
 
-// SEMANTICS's leaver, at a rate that a busy machine keeps up with: A 0, B 2 s, C 4 s, D 6 s; B leaves: C goes at 2 s, D at 4 s, and a
-// newcomer gets 6 s.
+// SEMANTICS's leaver, at a rate that a busy machine keeps up with: A 0, B 2 s, C 4 s, D 6 s; B
+// leaves: C goes at 2 s, D at 4 s, and a newcomer gets 6 s.
 func TestF51WhoLeavesTheQueueFreesItsPlace(t *testing.T) {
 	useClock(t)
 	seen, dial := watchArrivals(t)
@@ -380,7 +382,8 @@ func h2c(t testing.TB) *http.Client {
 	return &http.Client{Transport: transport, Timeout: 20 * time.Second}
 }
 
-// A body that comes with a request which must wait arrives whole, whatever its size and however it comes.
+// A body that comes with a request which must wait arrives whole, whatever its size and however it
+// comes.
 func TestF52BodyOfDelayedRequest(t *testing.T) {
 	content := strings.Repeat("0123456789abcdef", 1<<16)
 	want := fmt.Sprintf("%d %x <nil>", len(content), sha256.Sum256([]byte(content)))
@@ -475,7 +478,8 @@ func TestQueueOverReload(t *testing.T) {
 				t.Errorf("%s came after %v, want %v at least", a.name, after, n*slot)
 			}
 		}
-		// Each is told the time from its own decision; only where the clock stands still those are the slots.
+		// Each is told the time from its own decision; only where the clock stands still those are
+		// the slots.
 		slices.SortFunc(list, func(a, b arrival) int { return cmp.Compare(a.delay, b.delay) })
 		for i, a := range list {
 			if want := time.Duration(i) * slot; st.redis == nil && a.delay != want || a.delay > want {
@@ -537,7 +541,8 @@ func TestQueueDoesNotHoldUpShutdown(t *testing.T) {
 	}
 }
 
-// A dry run, and a key that is not enforced yet, say who would have waited or been refused, and hold nobody.
+// A dry run, and a key that is not enforced yet, say who would have waited or been refused, and
+// hold nobody.
 func TestQueueDryRun(t *testing.T) {
 	for _, options := range []string{"dry_run", "enforce 0%"} {
 		t.Run(options, func(t *testing.T) {
@@ -589,8 +594,9 @@ func TestQueueBesideRefusingZone(t *testing.T) {
 	})
 }
 
-// Requests that are in a local queue while Redis decides, and are refused there, give back what they took: those that were to be
-// served at once as well as those that have a slot, in whatever order they are answered.
+// Requests that are in a local queue while Redis decides, and are refused there, give back what
+// they took: those that were to be served at once as well as those that have a slot, in whatever
+// order they are answered.
 func TestLocalQueueBesideRefusingRedis(t *testing.T) {
 	redis := redistest.Start(t)
 	s := serve(t, sharing(redis.Addr, patient, `
@@ -623,7 +629,8 @@ func TestLocalQueueBesideRefusingRedis(t *testing.T) {
 	}
 }
 
-// A dry run's slot, beside one that the request would have waited for, is given back too when Redis refuses the request.
+// A dry run's slot, beside one that the request would have waited for, is given back too when Redis
+// refuses the request.
 func TestDryRunsSlotBesideRefusingRedis(t *testing.T) {
 	s := serve(t, sharing(redistest.Start(t).Addr, patient, `
 		zone q 1/1h {
@@ -656,7 +663,8 @@ func TestDryRunsSlotBesideRefusingRedis(t *testing.T) {
 	}
 }
 
-// Two rules that name one zone with a queue take two slots, and the request waits for the second of them.
+// Two rules that name one zone with a queue take two slots, and the request waits for the second of
+// them.
 func TestF33QueueByTwoRules(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		seen, dial := watchArrivals(t)
@@ -673,7 +681,8 @@ func TestF33QueueByTwoRules(t *testing.T) {
 	})
 }
 
-// A request with slots in two queues of the shared store waits for the later one, whichever stands first.
+// A request with slots in two queues of the shared store waits for the later one, whichever stands
+// first.
 func TestTwoSharedQueuesWaitForTheLater(t *testing.T) {
 	const slow, fast = "zone slow {\n limit 2/1s\n algorithm leaky_bucket\n queue 9\n}\n", "zone fast {\n limit 20/1s\n algorithm leaky_bucket\n queue 9\n}\n"
 	for _, zones := range []string{slow + fast, fast + slow} {

@@ -1,6 +1,7 @@
 package sluice_test
 
-// The recipes in docs/ do what they claim: each page's own Caddyfile is loaded, in front of an upstream outside of Caddy.
+// The recipes in docs/ do what they claim: each page's own Caddyfile is loaded, in front of an
+// upstream outside of Caddy.
 
 import (
 	"bufio"
@@ -38,8 +39,9 @@ func block(t *testing.T, page string, n int) string {
 	return string(blocks[n][1])
 }
 
-// recipe returns a page's n-th Caddyfile with the upstream in place of app:8080, and further texts replaced by pairs. What is only
-// a directive gets a site around it, what is only options a site behind them.
+// recipe returns a page's n-th Caddyfile with the upstream in place of app:8080, and further texts
+// replaced by pairs. What is only a directive gets a site around it, what is only options a site
+// behind them.
 func recipe(t *testing.T, page string, n int, dial string, changes ...string) string {
 	t.Helper()
 	config := block(t, page, n)
@@ -290,7 +292,8 @@ func TestRecipePlans(t *testing.T) {
 	}
 }
 
-// G21. Staff have no quota, and the zone per address in front of the auth service, where nobody knows who is staff.
+// G21. Staff have no quota, and the zone per address in front of the auth service, where nobody
+// knows who is staff.
 func TestRecipePlansOfStaff(t *testing.T) {
 	useClock(t)
 	auth := upstream(t, planOf)
@@ -491,7 +494,8 @@ func testRecipeExports(t *testing.T, st *stage) {
 	})
 }
 
-// modelServer answers what the request asks it to have cost, in a header or, for streams, in a trailer.
+// modelServer answers what the request asks it to have cost, in a header or, for streams, in a
+// trailer.
 func modelServer(w http.ResponseWriter, r *http.Request) {
 	tokens := r.Header.Get("X-Cost")
 	if r.URL.Path != "/v1/stream" {
@@ -572,7 +576,8 @@ func TestRecipeModelGatewayKnowsOneToken(t *testing.T) {
 	}
 }
 
-// Over an hour of a client that asks whenever it may, whatever its answers cost, the average is the quota.
+// Over an hour of a client that asks whenever it may, whatever its answers cost, the average is the
+// quota.
 func TestRecipeModelGatewayAverage(t *testing.T) {
 	c := useClock(t)
 	s := serve(t, recipe(t, "model-gateway.md", 0, upstream(t, modelServer)))
@@ -590,7 +595,8 @@ func TestRecipeModelGatewayAverage(t *testing.T) {
 			t.Fatal(a.Status)
 		}
 	}
-	// A full burst to begin with, and the last answer may leave a debt. A client that is told whole seconds loses nothing by them.
+	// A full burst to begin with, and the last answer may leave a debt. A client that is told whole
+	// seconds loses nothing by them.
 	if quota := 60 * 60_000; used > quota+30_000+last || used < quota {
 		t.Errorf("%d tokens in an hour; the quota is %d", used, quota)
 	}

@@ -1,7 +1,7 @@
 package sluice
 
-// What the handlers of one request have decided about it, as long as the request and its response live: for placeholders, and for
-// later handlers.
+// What the handlers of one request have decided about it, as long as the request and its response
+// live: for placeholders, and for later handlers.
 
 import (
 	"net/http"
@@ -27,7 +27,8 @@ type record struct {
 	scratch fields.Scratch
 }
 
-// answer is what one limit of a rule said. A record is allocated for each request, so it holds no more of the outcome than is asked for.
+// answer is what one limit of a rule said. A record is allocated for each request, so it holds no
+// more of the outcome than is asked for.
 type answer struct {
 	rule        *rule
 	limit       *algorithms.Limit
@@ -37,7 +38,8 @@ type answer struct {
 	next, delay time.Duration
 	ok          bool
 	enforced    bool
-	// taken: what it cost is still taken, and the zone has other rules, which may meet the same counter later on this request.
+	// taken: what it cost is still taken, and the zone has other rules, which may meet the same
+	// counter later on this request.
 	taken bool
 }
 
@@ -49,15 +51,17 @@ type refusal struct {
 	wait         time.Duration
 }
 
-// refusedRecord is the record of a request that is refused by the first handler that it meets, with all that the response needs.
+// refusedRecord is the record of a request that is refused by the first handler that it meets, with
+// all that the response needs.
 type refusedRecord struct {
 	record
 	refusal refusal
 	values  fields.Values
 }
 
-// newRecord makes the request's record, and its placeholders; with room for all that the response needs if it is known to be refused.
-// It has no placeholders where the config says that nothing reads them.
+// newRecord makes the request's record, and its placeholders; with room for all that the response
+// needs if it is known to be refused. It has no placeholders where the config says that nothing
+// reads them.
 func newRecord(r *http.Request, vars map[string]any, refused, placeholders bool) (rec *record, room *refusal) {
 	if refused {
 		all := new(refusedRecord)
@@ -92,8 +96,8 @@ func (rec *record) knows(r *rule) bool {
 	return false
 }
 
-// placeholder serves {http.rate_limit.…}. What has no value is empty and not unknown: header_up sends the unknown as it is
-// written, braces included.
+// placeholder serves {http.rate_limit.…}. What has no value is empty and not unknown: header_up
+// sends the unknown as it is written, braces included.
 func (rec *record) placeholder(name string) (any, bool) {
 	name, ok := strings.CutPrefix(name, "http.rate_limit.")
 	if !ok {

@@ -1,7 +1,7 @@
 package sluice_test
 
-// Redis that is gone, stopped, slow, locked, full, read-only or not what it was taken for: what clients are told, what
-// operators are told, and that it ends by itself.
+// Redis that is gone, stopped, slow, locked, full, read-only or not what it was taken for: what
+// clients are told, what operators are told, and that it ends by itself.
 
 import (
 	"bytes"
@@ -137,7 +137,8 @@ func troubles(t *testing.T) map[string]trouble {
 	}
 }
 
-// Whatever fails: clients are told what each zone chose, operators are told the cause once, and the return once.
+// Whatever fails: clients are told what each zone chose, operators are told the cause once, and the
+// return once.
 func TestStoreFailures(t *testing.T) {
 	for name, trouble := range troubles(t) {
 		t.Run(name, func(t *testing.T) {
@@ -223,8 +224,8 @@ func (s *server) checkUp() {
 	if got := s.metric(`caddy_rate_limit_store_up{store="redis"}`); got != 1 {
 		s.t.Error("store_up is", got)
 	}
-	// Redis has not heard of what was asked while it was known to be down; zone a was asked before, and what timed out may
-	// have been counted.
+	// Redis has not heard of what was asked while it was known to be down; zone a was asked before,
+	// and what timed out may have been counted.
 	for zone, left := range map[string]int{"l": 8, "a": 0, "d": 9} {
 		if a := s.get("/" + zone); a.StatusCode != 200 || a.left(zone) < left || a.Header.Get("Ratelimit-Policy") != `"`+zone+`";q=10;w=3600` {
 			s.t.Errorf("after the return: %s %v", a.Status, a.Header)
@@ -257,7 +258,8 @@ func checkEvents(t *testing.T, kind string, back bool) {
 	}
 }
 
-// What is down when Caddy starts is told too, in whichever order its apps start: the events app knows no subscriber before it did.
+// What is down when Caddy starts is told too, in whichever order its apps start: the events app
+// knows no subscriber before it did.
 func TestOutageAtStartIsTold(t *testing.T) {
 	for range 12 {
 		t.Run("", func(t *testing.T) {
@@ -275,7 +277,8 @@ func TestOutageAtStartIsTold(t *testing.T) {
 	}
 }
 
-// F45: what is done without on_store_error is local, never allow. The JSON that the Caddyfile becomes leaves it out too.
+// F45: what is done without on_store_error is local, never allow. The JSON that the Caddyfile
+// becomes leaves it out too.
 func TestF45OnStoreErrorLeftOut(t *testing.T) {
 	config := sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 300ms", "zone z 2/1h")
 	if adapted, err := adapt(config); err != nil || strings.Contains(string(adapted), "on_store_error") {
@@ -457,7 +460,8 @@ func TestF42_ValidateNeedsNoRedis(t *testing.T) {
 	}
 }
 
-// The rights that docs/redis.md names are enough for all that zones do (for the rest see package redisstore), for announcements and looks at the server.
+// The rights that docs/redis.md names are enough for all that zones do (for the rest see package
+// redisstore), for announcements and looks at the server.
 func TestDocumentedRightsAreEnough(t *testing.T) {
 	r := redistest.Start(t, "--maxmemory-policy", "allkeys-lru") // a warning shows that the settings were read
 	r.Do(redistest.DocumentedUser(t, "docs/redis.md", "every server")...)
@@ -513,7 +517,8 @@ func TestReminder(t *testing.T) {
 	eventually(t, 10*time.Second, "another reminder", func() bool { return sum() == unlimited+1 })
 }
 
-// Clients that leave while Redis is asked have asked all the same: they are counted there, and are no failure.
+// Clients that leave while Redis is asked have asked all the same: they are counted there, and are
+// no failure.
 func TestClientsThatLeaveAreCounted(t *testing.T) {
 	const clients = 5
 	r := redistest.Start(t)
@@ -597,7 +602,8 @@ func TestSecretsAreNotShown(t *testing.T) {
 	}
 }
 
-// A cost that is within the limit and above the share passes again when the store is back, and not never.
+// A cost that is within the limit and above the share passes again when the store is back, and not
+// never.
 func TestCostAboveTheShare(t *testing.T) {
 	site := "zone z 10/1m {\n cost {header.X-Cost}\n}"
 	s := serve(t, strings.Replace(sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 300ms", site), "\trate_limit {\n", "\trate_limit {\n\t\tfleet_size 4\n", 1))
@@ -612,8 +618,8 @@ func TestCostAboveTheShare(t *testing.T) {
 	}
 }
 
-// While Redis is down a client that it refused before is answered as its zone chose, but for a ban; and if it comes back empty the
-// limit begins afresh.
+// While Redis is down a client that it refused before is answered as its zone chose, but for a ban;
+// and if it comes back empty the limit begins afresh.
 func TestRefusedClientsInAnOutage(t *testing.T) {
 	r := redistest.Start(t)
 	zone := func(mode string) string {

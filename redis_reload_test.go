@@ -1,6 +1,7 @@
 package sluice_test
 
-// Reloads beside a shared store: connections are kept while its settings are the same, and what fails changes nothing.
+// Reloads beside a shared store: connections are kept while its settings are the same, and what
+// fails changes nothing.
 
 import (
 	"encoding/json"
@@ -19,8 +20,8 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// kept wants the first connections to be there, and no more of them in all than one store has: two flights and what announces
-// the instance, each of which may come later.
+// kept wants the first connections to be there, and no more of them in all than one store has: two
+// flights and what announces the instance, each of which may come later.
 func kept(t *testing.T, r *redistest.Server, first []string) {
 	t.Helper()
 	now := connections(r)
@@ -72,7 +73,8 @@ func (s *server) unsettled() float64 {
 	return s.metric(`caddy_rate_limit_unsettled_total{store="redis"}`)
 }
 
-// Requests that are under way when another store takes over keep their leases, and what they owe is settled when they end.
+// Requests that are under way when another store takes over keep their leases, and what they owe is
+// settled when they end.
 func TestReloadWaitsForWhatIsOwed(t *testing.T) {
 	t.Cleanup(sluice.Linger(20 * time.Millisecond))
 	r := redistest.Start(t)
@@ -121,7 +123,8 @@ func TestReloadWaitsForWhatIsOwed(t *testing.T) {
 	}
 }
 
-// G34: what waits to be charged while Redis is away is charged when it is back, also if a reload has opened another store meanwhile.
+// G34: what waits to be charged while Redis is away is charged when it is back, also if a reload
+// has opened another store meanwhile.
 func TestReloadKeepsAWaitingCharge(t *testing.T) {
 	t.Cleanup(sluice.Linger(200 * time.Millisecond))
 	r := redistest.Start(t)
@@ -156,7 +159,8 @@ func TestReloadKeepsAWaitingCharge(t *testing.T) {
 	}
 }
 
-// An outage that a reload ends is over for who waits for word of it; one that it does not end is not.
+// An outage that a reload ends is over for who waits for word of it; one that it does not end is
+// not.
 func TestReloadEndsAnOutage(t *testing.T) {
 	t.Cleanup(sluice.Linger(20 * time.Millisecond))
 	events()
@@ -182,7 +186,8 @@ func TestReloadEndsAnOutage(t *testing.T) {
 	}
 }
 
-// What a dead store leaves is no word about another: a store that was never down does not say that it is up again.
+// What a dead store leaves is no word about another: a store that was never down does not say that
+// it is up again.
 func TestAStoreThatWasNeverDownDoesNotReturn(t *testing.T) {
 	t.Cleanup(sluice.Linger(20 * time.Millisecond))
 	s := serve(t, sharing("127.0.0.1:"+redistest.FreePort(t), "timeout 1s", "zone z 1000/1h"))
@@ -296,7 +301,8 @@ func TestRaisedLimitForgetsRefusals(t *testing.T) {
 	}
 }
 
-// Through 200 reloads under load, every tenth of which opens another store, no request goes uncounted and nothing is left behind.
+// Through 200 reloads under load, every tenth of which opens another store, no request goes
+// uncounted and nothing is left behind.
 func TestReloadsUnderLoadLeaveNothing(t *testing.T) {
 	const quota = 10_000_000
 	r := redistest.Start(t)

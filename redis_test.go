@@ -1,7 +1,7 @@
 package sluice_test
 
-// Zones in a shared Redis, through a real Caddy with a real server: how much passes, how often Redis is asked, and how
-// local zones stand beside shared ones.
+// Zones in a shared Redis, through a real Caddy with a real server: how much passes, how often
+// Redis is asked, and how local zones stand beside shared ones.
 
 import (
 	"fmt"
@@ -22,8 +22,8 @@ func sharing(addr, settings, zones string) string {
 	return sharingSite(addr, settings, "rate_limit {\n"+zones+"\n}\nroute {\nreached\nrespond ok\n}")
 }
 
-// sharingSite is a config with a shared store, to whose events the subscriber listens, and a site. settings are
-// further lines of the global option.
+// sharingSite is a config with a shared store, to whose events the subscriber listens, and a site.
+// settings are further lines of the global option.
 func sharingSite(addr, settings, site string) string {
 	return fmt.Sprintf(`
 {
@@ -45,8 +45,8 @@ func sharingSite(addr, settings, site string) string {
 // patient: a busy machine is no outage.
 const patient = "timeout 10s"
 
-// decisions is how many script calls for decisions Redis has executed, by its own count: all but the announcements, which
-// alone use ZCARD.
+// decisions is how many script calls for decisions Redis has executed, by its own count: all but
+// the announcements, which alone use ZCARD.
 func decisions(r *redistest.Server) int {
 	info, _ := r.Do("info", "commandstats").(string)
 	calls := func(command string) (n int) {
@@ -82,7 +82,8 @@ func connections(r *redistest.Server) (ids []string) {
 	return ids
 }
 
-// slowWay is a way to a server on which answers take longer. It counts the connections that were made.
+// slowWay is a way to a server on which answers take longer. It counts the connections that were
+// made.
 type slowWay struct {
 	addr  string
 	delay atomic.Int64 // of answers
@@ -214,7 +215,8 @@ func zonesByPath() string {
 	return zones.String()
 }
 
-// Redis is asked once for each request, whatever its zones; requests that come together share calls.
+// Redis is asked once for each request, whatever its zones; requests that come together share
+// calls.
 func TestOneDecisionCallPerRequest(t *testing.T) {
 	redis := redistest.Start(t)
 	way := slowDown(t, redis.Addr)
@@ -250,8 +252,8 @@ func TestOneDecisionCallPerRequest(t *testing.T) {
 	}
 }
 
-// A client that hammers while it is refused costs Redis one call for each retry period, and is told a countdown that
-// is true to the end.
+// A client that hammers while it is refused costs Redis one call for each retry period, and is told
+// a countdown that is true to the end.
 func TestHammeringCostsOneCall(t *testing.T) {
 	redis := redistest.Start(t)
 	s := serve(t, sharing(redis.Addr, patient, "zone z 2/2s {\n algorithm sliding_log\n}"))
@@ -291,7 +293,8 @@ func TestHammeringCostsOneCall(t *testing.T) {
 	}
 }
 
-// A refusal by a local zone never reaches Redis, and what local zones gave is given back when the shared store refuses.
+// A refusal by a local zone never reaches Redis, and what local zones gave is given back when the
+// shared store refuses.
 func TestLocalZonesBesideShared(t *testing.T) {
 	redis := redistest.Start(t)
 	s := serve(t, sharing(redis.Addr, patient, `

@@ -34,7 +34,8 @@ type instance struct {
 	client *http.Client
 }
 
-// startInstance runs a Caddy with the given global option (what follows `redis`, and fleet_size) and zones.
+// startInstance runs a Caddy with the given global option (what follows `redis`, and fleet_size)
+// and zones.
 func startInstance(t *testing.T, option, zones string, env ...string) *instance {
 	t.Helper()
 	port := freePort(t)
@@ -76,7 +77,8 @@ func TestUnixSocket(t *testing.T) {
 	}
 }
 
-// TLS and a password, from the environment and from a file; a changed file counts at the next reload. None of it is logged.
+// TLS and a password, from the environment and from a file; a changed file counts at the next
+// reload. None of it is logged.
 func TestTLSAndPassword(t *testing.T) {
 	t.Parallel()
 	cert, key, pool := redistest.Certificate(t, "redis.example")
@@ -220,9 +222,10 @@ func TestShareOfTheFleet(t *testing.T) {
 	}
 }
 
-// What an instance takes for the time changes nothing. It is a store in a bubble of its own, where it is the year 2000
-// until hours pass in no time; Redis is outside, with the other instance. (Go reads the clock without the C library, so that a
-// whole process cannot be lied to as libfaketime does it.)
+// What an instance takes for the time changes nothing. It is a store in a bubble of its own, where
+// it is the year 2000 until hours pass in no time; Redis is outside, with the other instance. (Go
+// reads the clock without the C library, so that a whole process cannot be lied to as libfaketime
+// does it.)
 func TestClocksOfInstancesDoNotMatter(t *testing.T) {
 	r := redistest.Start(t)
 	limit, err := algorithms.Compile("z", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: 40, Window: time.Hour})

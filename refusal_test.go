@@ -1,6 +1,7 @@
 package sluice_test
 
-// A refusal is one whole response that nobody may keep, whatever handlers before or around the limiter say of theirs (G01, G02).
+// A refusal is one whole response that nobody may keep, whatever handlers before or around the
+// limiter say of theirs (G01, G02).
 
 import (
 	"net/http"

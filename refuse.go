@@ -22,7 +22,8 @@ import (
 	"github.com/caddy-sluice/sluice/telemetry"
 )
 
-// voice is how a handler speaks of what it decides: to those whom it refuses, to the log and to subscribers of events.
+// voice is how a handler speaks of what it decides: to those whom it refuses, to the log and to
+// subscribers of events.
 type voice struct {
 	settings *caddyfile.Rules
 	reporter *telemetry.Reporter
@@ -45,13 +46,15 @@ func (v *voice) refuse(w http.ResponseWriter, q *question, by *asked, why verdic
 	return v.answer(w, q, wait, v.settings.Status, reason, problem(q.applied))
 }
 
-// deny answers a client whose request cannot be counted. It has done nothing wrong, so ban tools hear nothing of it.
+// deny answers a client whose request cannot be counted. It has done nothing wrong, so ban tools
+// hear nothing of it.
 func (v *voice) deny(w http.ResponseWriter, q *question) error {
 	const status = http.StatusServiceUnavailable
 	return v.answer(w, q, v.jitter(counting.StoreBack), status, "rate limit cannot be counted: the shared store is down", fields.ReducedCapacity(status))
 }
 
-// turnAway answers a request that cannot be counted as it is. A matcher that failed is the site's to answer, as for every other handler.
+// turnAway answers a request that cannot be counted as it is. A matcher that failed is the site's
+// to answer, as for every other handler.
 func (v *voice) turnAway(w http.ResponseWriter, q *question, err error) error {
 	var why caddyhttp.HandlerError
 	if !errors.As(err, &why) || !errors.Is(err, errManyValues) && !errors.Is(err, caddyfile.ErrEarlyData) {
@@ -74,7 +77,8 @@ func (v *voice) answer(w http.ResponseWriter, q *question, wait time.Duration, s
 	return err
 }
 
-// jitter lengthens a wait by a random share, so that the refused do not all return at once. What is no number stays so.
+// jitter lengthens a wait by a random share, so that the refused do not all return at once. What is
+// no number stays so.
 func (v *voice) jitter(wait time.Duration) time.Duration {
 	if v.settings.Jitter == 0 || wait == algorithms.Never || wait < 0 {
 		return wait
@@ -93,8 +97,9 @@ func (v *voice) report(q *question, a *asked, wait time.Duration) {
 	})
 }
 
-// asError returns the error that lets an error route answer, or nil when this handler is to answer itself: always
-// within an error route, where a returned error would lose to the one that led there.
+// asError returns the error that lets an error route answer, or nil when this handler is to answer
+// itself: always within an error route, where a returned error would lose to the one that led
+// there.
 func (v *voice) asError(r *http.Request, status int, reason string) error {
 	if _, within := r.Context().Value(caddyhttp.ErrorCtxKey).(error); within || v.settings.Response == caddyfile.ResponseProblem {
 		return nil
@@ -110,8 +115,9 @@ func (v *voice) asError(r *http.Request, status int, reason string) error {
 	return nil
 }
 
-// answered reports whether one of the error routes is about the request and its error. It looks into subroutes, because that is
-// where `handle_errors 404` keeps its status; a matcher that fails is left to fail in the route.
+// answered reports whether one of the error routes is about the request and its error. It looks
+// into subroutes, because that is where `handle_errors 404` keeps its status; a matcher that fails
+// is left to fail in the route.
 func answered(routes caddyhttp.RouteList, r *http.Request) bool {
 	for _, route := range routes {
 		if matches, err := route.MatcherSets.AnyMatchWithError(r); !matches && err == nil {
@@ -127,16 +133,18 @@ func answered(routes caddyhttp.RouteList, r *http.Request) bool {
 	return false
 }
 
-// The packages whose writers change a response on its way: Caddy's header sets fields at the last moment, which may say that
-// all the world may keep the refusal for a year, and encode compresses a body that is told to be plain.
+// The packages whose writers change a response on its way: Caddy's header sets fields at the last
+// moment, which may say that all the world may keep the refusal for a year, and encode compresses a
+// body that is told to be plain.
 var (
 	headerWriters = reflect.TypeFor[headers.Handler]().PkgPath()
 	encodeWriters = reflect.TypeFor[encode.Encode]().PkgPath()
 )
 
-// unaltered is the way to the client without those writers. All others stay, since they need to see the response: the access log,
-// templates and intercept, which would else write one of their own. That Caddy's writers embed an exported wrapper is how
-// they are linked past what is left out; one that does not keeps what is behind it.
+// unaltered is the way to the client without those writers. All others stay, since they need to see
+// the response: the access log, templates and intercept, which would else write one of their own.
+// That Caddy's writers embed an exported wrapper is how they are linked past what is left out; one
+// that does not keeps what is behind it.
 func unaltered(w http.ResponseWriter) http.ResponseWriter {
 	first := past(w)
 	for at := first; at != nil; {

@@ -19,15 +19,16 @@ type counted struct {
 	place  map[string]string
 }
 
-// started is the config that was started last, and the one before it until that is cleaned up: if the newer
-// fails to start, the older goes on.
+// started is the config that was started last, and the one before it until that is cleaned up: if
+// the newer fails to start, the older goes on.
 var started struct {
 	sync.Mutex
 	last, before counted
 }
 
-// startCounting notes what a config counts that starts, and warns of zones that were there before and get new counters, because
-// they count elsewhere, or their algorithm or window changed. It is said when a config starts, so that a rejected one says nothing.
+// startCounting notes what a config counts that starts, and warns of zones that were there before
+// and get new counters, because they count elsewhere, or their algorithm or window changed. It is
+// said when a config starts, so that a rejected one says nothing.
 func startCounting(now counted, logger *zap.Logger) {
 	started.Lock()
 	defer started.Unlock()

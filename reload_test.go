@@ -93,8 +93,8 @@ func TestF48ThousandReloads(t *testing.T) {
 	}
 }
 
-// underLoad runs f while clients ask all the time. Some get no answer: a connection that waits to be accepted when
-// Caddy closes the old listener is lost, before anyone could count it.
+// underLoad runs f while clients ask all the time. Some get no answer: a connection that waits to
+// be accepted when Caddy closes the old listener is lost, before anyone could count it.
 func underLoad(s *server, f func()) {
 	var (
 		wg   sync.WaitGroup
@@ -121,7 +121,8 @@ type used struct {
 	heap              uint64
 }
 
-// usage waits until goroutines and files do not become fewer any more, and then says what the process uses.
+// usage waits until goroutines and files do not become fewer any more, and then says what the
+// process uses.
 func usage(t testing.TB) (u used) {
 	t.Helper()
 	processLog.reset()
@@ -219,8 +220,8 @@ func TestF49FailedReload(t *testing.T) {
 			}
 			s.pass(2, "/")
 			s.refused("/")
-			// The next good config finds the counters, and the last one to stop takes them away: a rejected
-			// config that kept hold of the zone would keep them alive.
+			// The next good config finds the counters, and the last one to stop takes them away: a
+			// rejected config that kept hold of the zone would keep them alive.
 			s.mustLoad(fmt.Sprintf(site, "7"))
 			if a := s.get("/"); a.left("live") != 1 {
 				t.Errorf("after a good reload: %v", a.Header)
@@ -293,7 +294,8 @@ func TestF50ChangedWindowStartsAfresh(t *testing.T) {
 	}
 }
 
-// Nor does a config that fails to start lose what the running one has: the next one is compared with that.
+// Nor does a config that fails to start lose what the running one has: the next one is compared
+// with that.
 func TestFreshStartAfterAFailedStart(t *testing.T) {
 	config := func(window string) string { return ":80 {\nrate_limit {\nzone z 5/" + window + "\n}\nrespond ok\n}" }
 	s := serve(t, config("1h"))
@@ -323,7 +325,8 @@ func TestFreshStartAfterAFailedStart(t *testing.T) {
 	}
 }
 
-// G36. A zone that counts in another place starts afresh, which the log says once, and says of no other change of settings.
+// G36. A zone that counts in another place starts afresh, which the log says once, and says of no
+// other change of settings.
 func TestChangedPlaceStartsAfresh(t *testing.T) {
 	server := redistest.Start(t)
 	config := func(redis, zone string) string {

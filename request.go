@@ -1,6 +1,7 @@
 package sluice
 
-// What one handler asks about a request: which rules it meets, under which keys, and what they were answered.
+// What one handler asks about a request: which rules it meets, under which keys, and what they were
+// answered.
 
 import (
 	"cmp"
@@ -64,8 +65,9 @@ func newQuestion(r *http.Request, counters *counting.Counters) *question {
 // maxPooled keeps one huge key from being held for ever.
 const maxPooled = 4096
 
-// release returns the question to the pool. Nothing that it refers to may be used after. The lists are not cleared, which would cost
-// more than they hold: rules and limits of a config, until the collector empties the pool.
+// release returns the question to the pool. Nothing that it refers to may be used after. The lists
+// are not cleared, which would cost more than they hold: rules and limits of a config, until the
+// collector empties the pool.
 func (q *question) release() {
 	q.r, q.vars, q.record, q.refusal, q.fields = nil, nil, nil, nil, nil
 	q.asked, q.applied, q.bytes = q.asked[:0], q.applied[:0], q.bytes[:0]
@@ -76,7 +78,8 @@ func (q *question) release() {
 	questions.Put(q)
 }
 
-// keys are those of one request under one rule. All but few requests have one, see [caddyfile.MaxKeys].
+// keys are those of one request under one rule. All but few requests have one, see
+// [caddyfile.MaxKeys].
 type keys struct {
 	list [caddyfile.MaxKeys]string // valid until release
 	n    int
@@ -95,7 +98,8 @@ func (k *keys) add(key string) bool {
 	return true
 }
 
-// meets returns the plan, and the keys under which the request meets the rule; none if the rule does not limit it.
+// meets returns the plan, and the keys under which the request meets the rule; none if the rule
+// does not limit it.
 func (q *question) meets(r *rule, met *keys) (*plan, error) {
 	limits, exempt, err := r.about(q.r)
 	if exempt {
@@ -112,8 +116,8 @@ func (q *question) meets(r *rule, met *keys) (*plan, error) {
 	return p, q.expand(r.Key, r.Fallback, met)
 }
 
-// expand adds the keys of the request, in place of those that expand to nothing the fallback's; none when the rule does not limit
-// such a request. The error is an HTTP status.
+// expand adds the keys of the request, in place of those that expand to nothing the fallback's;
+// none when the rule does not limit such a request. The error is an HTTP status.
 func (q *question) expand(k, fallback *caddyfile.Key, to *keys) error {
 	for nth, of := 0, 1; nth < of; nth++ {
 		start, ok, err := len(q.bytes), false, error(nil)
@@ -122,8 +126,8 @@ func (q *question) expand(k, fallback *caddyfile.Key, to *keys) error {
 		case err != nil:
 		case ok:
 			b := q.bytes[start:]
-			// Safe because these bytes do not change before release: a later key is appended behind them, and the store
-			// keeps no key. It saves an allocation on every request.
+			// Safe because these bytes do not change before release: a later key is appended behind
+			// them, and the store keeps no key. It saves an allocation on every request.
 			if !to.add(unsafe.String(unsafe.SliceData(b), len(b))) || of > caddyfile.MaxKeys {
 				return caddyhttp.Error(http.StatusBadRequest, errManyValues)
 			}
@@ -160,14 +164,16 @@ func (a *asked) told(limit int) *algorithms.Outcome {
 	return &a.Outcomes[limit]
 }
 
-// verdict is what a rule says of the request under one key: whether it refuses it, by which limit, and for how long.
+// verdict is what a rule says of the request under one key: whether it refuses it, by which limit,
+// and for how long.
 type verdict struct {
 	refused bool
 	limit   int // 0 for a ban
 	wait    time.Duration
 }
 
-// refusedBy returns which of the rule's limits refused, the one with the longest wait, or that it is a ban.
+// refusedBy returns which of the rule's limits refused, the one with the longest wait, or that it
+// is a ban.
 func (a *asked) refusedBy() (v verdict) {
 	if a.Banned() {
 		return verdict{true, 0, a.Ban.Retry}
@@ -180,8 +186,8 @@ func (a *asked) refusedBy() (v verdict) {
 	return v
 }
 
-// binding returns the rule that refuses the request: of those that refuse and are no dry run, the one with the longest
-// wait, the first in the file on a tie.
+// binding returns the rule that refuses the request: of those that refuse and are no dry run, the
+// one with the longest wait, the first in the file on a tie.
 func (q *question) binding() (by *asked, most verdict) {
 	for n := range q.asked {
 		a := &q.asked[n]
@@ -193,8 +199,8 @@ func (q *question) binding() (by *asked, most verdict) {
 	return by, most
 }
 
-// worst returns, of the keys that a request has under the rule that was asked nth, the one that says what becomes of it there:
-// that refuses, or else delays it for longest.
+// worst returns, of the keys that a request has under the rule that was asked nth, the one that
+// says what becomes of it there: that refuses, or else delays it for longest.
 func (q *question) worst(nth int) (worst *asked, v verdict) {
 	worst = &q.asked[nth]
 	v = worst.refusedBy()
@@ -236,7 +242,8 @@ func (q *question) remember(passed bool) {
 	}
 }
 
-// sortApplied puts what clients are told into the order of the file: rules are asked by the place where they count.
+// sortApplied puts what clients are told into the order of the file: rules are asked by the place
+// where they count.
 func (q *question) sortApplied() {
 	byPolicy := func(a, b fields.Applied) int { return cmp.Compare(a.Policy, b.Policy) }
 	if !slices.IsSortedFunc(q.applied, byPolicy) {
@@ -244,8 +251,8 @@ func (q *question) sortApplied() {
 	}
 }
 
-// tighten replaces what is told of a limit, if what is told of it under another key of the request is tighter. It reports whether
-// anything is told of it yet.
+// tighten replaces what is told of a limit, if what is told of it under another key of the request
+// is tighter. It reports whether anything is told of it yet.
 func (q *question) tighten(told fields.Applied, limit *algorithms.Limit) bool {
 	i := slices.IndexFunc(q.applied, func(a fields.Applied) bool { return a.Policy == told.Policy })
 	if i < 0 {
@@ -258,8 +265,9 @@ func (q *question) tighten(told fields.Applied, limit *algorithms.Limit) bool {
 	return true
 }
 
-// openRecord makes the request's record if this is the first handler that it meets. Also a request that no rule limits has one: its
-// placeholders are empty then, and not the braces that an unknown placeholder leaves.
+// openRecord makes the request's record if this is the first handler that it meets. Also a request
+// that no rule limits has one: its placeholders are empty then, and not the braces that an unknown
+// placeholder leaves.
 func (q *question) openRecord(refused, placeholders bool) {
 	if q.record == nil {
 		q.record, q.refusal = newRecord(q.r, q.vars, refused, placeholders)

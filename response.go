@@ -1,7 +1,7 @@
 package sluice
 
-// What a response says of its request: whether it counts, and what it cost. A request that has nothing to wait for and nothing to
-// give back does not come here.
+// What a response says of its request: whether it counts, and what it cost. A request that has
+// nothing to wait for and nothing to give back does not come here.
 
 import (
 	"context"
@@ -40,8 +40,8 @@ func (d *due) metrics(item int) *telemetry.Zone {
 	return d.rules[item].countedBy(d.receipt.Items[item].By)
 }
 
-// serve lets the request wait for its slot and go on, and settles, whatever happens behind: an error, a panic, a connection
-// that was taken over, a client that is gone.
+// serve lets the request wait for its slot and go on, and settles, whatever happens behind: an
+// error, a panic, a connection that was taken over, a client that is gone.
 func (d *due) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	returned, watched := false, (*watcher)(nil)
 	defer func() { d.end(r, status(r.Context(), watched, returned, err)) }()
@@ -78,8 +78,9 @@ func (d *due) wait(ctx context.Context) error {
 	return d.receipt.Wait(ctx)
 }
 
-// count ends the reservations of rules that a response counts for, or does not, by its status, as soon as there is one: a long
-// response does not hold its unit until it ends, and a failure is known before the client reads of it and can guess on.
+// count ends the reservations of rules that a response counts for, or does not, by its status, as
+// soon as there is one: a long response does not hold its unit until it ends, and a failure is
+// known before the client reads of it and can guess on.
 func (d *due) count(r *http.Request, status int) {
 	if status == 0 {
 		return
@@ -95,7 +96,8 @@ func (d *due) count(r *http.Request, status int) {
 	}
 }
 
-// end settles what is not settled yet. The status is 0 if there is none: then what was reserved stays taken.
+// end settles what is not settled yet. The status is 0 if there is none: then what was reserved
+// stays taken.
 func (d *due) end(r *http.Request, status int) {
 	d.count(r, status)
 	for i, rule := range d.rules {
@@ -109,8 +111,8 @@ func (d *due) end(r *http.Request, status int) {
 	}
 }
 
-// charge corrects a reservation to what the response says that the request cost in all. Without a word of it the reservation
-// stands.
+// charge corrects a reservation to what the response says that the request cost in all. Without a
+// word of it the reservation stands.
 func (d *due) charge(r *http.Request, rule *rule, item int) {
 	total, written, ok := rule.Charge.Value(r)
 	switch {
@@ -156,8 +158,8 @@ func (w *watcher) begin(status int) {
 	}
 }
 
-// status is what the response says of the request: what was written, or will be for the error or the lack of one. It is 0 when
-// nobody can say, since the client left or the handler panicked.
+// status is what the response says of the request: what was written, or will be for the error or
+// the lack of one. It is 0 when nobody can say, since the client left or the handler panicked.
 func status(ctx context.Context, w *watcher, returned bool, err error) int {
 	var failure caddyhttp.HandlerError
 	switch {

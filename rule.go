@@ -106,9 +106,10 @@ func (r *rule) about(req *http.Request) (limits, exempt bool, err error) {
 	return !exempt, exempt, err
 }
 
-// ahead is what a rule of a later handler, at a fixed cost, was seen to take from the same counter on the same request. Only
-// requests tell, since which handlers a request meets depends on routes. A refused request never gets to those handlers, and must
-// yet be told a wait that is long enough for them too. It is known of requests of the same kind: others may go elsewhere.
+// ahead is what a rule of a later handler, at a fixed cost, was seen to take from the same counter
+// on the same request. Only requests tell, since which handlers a request meets depends on routes.
+// A refused request never gets to those handlers, and must yet be told a wait that is long enough
+// for them too. It is known of requests of the same kind: others may go elsewhere.
 type ahead struct {
 	rule  *rule
 	space algorithms.Space
@@ -116,8 +117,9 @@ type ahead struct {
 	kinds kinds
 }
 
-// kinds remembers for about so many kinds of requests, by method, host and path, that a request met the later rule. Each has one
-// place, by its hash: what clients ask for costs no memory, and forgets only what has the same place.
+// kinds remembers for about so many kinds of requests, by method, host and path, that a request met
+// the later rule. Each has one place, by its hash: what clients ask for costs no memory, and
+// forgets only what has the same place.
 type kinds [1024]atomic.Uint64
 
 var kindSeed = maphash.MakeSeed()
@@ -129,7 +131,8 @@ func kindOf(r *http.Request) uint64 {
 
 func (k *kinds) place(kind uint64) *atomic.Uint64 { return &k[kind%uint64(len(k))] }
 
-// learn remembers what was met. Of two rules that learn at once one may be lost until the next request.
+// learn remembers what was met. Of two rules that learn at once one may be lost until the next
+// request.
 func (r *rule) learn(by *rule, space algorithms.Space, units int64, kind uint64) {
 	var known []*ahead
 	if list := r.ahead.Load(); list != nil {

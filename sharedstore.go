@@ -1,7 +1,7 @@
 package sluice
 
-// The shared store over the life of the process: kept across reloads while its settings are the same, and
-// watched, so that nobody can miss that it is down.
+// The shared store over the life of the process: kept across reloads while its settings are the
+// same, and watched, so that nobody can miss that it is down.
 
 import (
 	"context"
@@ -49,8 +49,8 @@ type listener struct {
 	emit   func(name string, data map[string]any)
 }
 
-// running are the listeners of configs that were started and not stopped, the newest last. During a reload there are two; if it
-// fails, the newer goes and the older has never ceased to run.
+// running are the listeners of configs that were started and not stopped, the newest last. During a
+// reload there are two; if it fails, the newer goes and the older has never ceased to run.
 var running struct {
 	sync.Mutex
 	listeners []*listener
@@ -95,7 +95,8 @@ func showState() {
 	}
 }
 
-// openShared returns the store of these settings, a running one if there is one. It makes no connection.
+// openShared returns the store of these settings, a running one if there is one. It makes no
+// connection.
 func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	value, _, err := sharedStores.LoadOrNew(settings.Fingerprint, func() (caddy.Destructor, error) {
 		s := &sharedStore{settings: settings, changes: make(chan redisstore.State, 64), done: make(chan struct{})}
@@ -127,8 +128,8 @@ func openShared(settings *caddyfile.Shared) (*sharedStore, error) {
 	return value.(*sharedStore), nil
 }
 
-// lingering is how long a store outlives its last config at least. Caddy cleans up while requests of the old config are still
-// under way, and they shall not be told that the store is down.
+// lingering is how long a store outlives its last config at least. Caddy cleans up while requests
+// of the old config are still under way, and they shall not be told that the store is down.
 var lingering = 2 * time.Second
 
 // What is owed to a store that no config uses is waited for, but not for ever.
@@ -161,8 +162,8 @@ func (s *sharedStore) Hold(limit *algorithms.Limit, key string, mark int64) coun
 	return s.Store.Hold(limit, key, mark)
 }
 
-// cutOff gives back what is held by requests that the process does not live to see the end of, as WebSockets and those that
-// the grace period cuts off.
+// cutOff gives back what is held by requests that the process does not live to see the end of, as
+// WebSockets and those that the grace period cuts off.
 func (s *sharedStore) cutOff() {
 	if n := s.books.CutOff(); n > 0 {
 		caddy.Log().Named("http.handlers.rate_limit").Info("requests end with the process: what they hold in the shared store is given back",
@@ -170,8 +171,9 @@ func (s *sharedStore) cutOff() {
 	}
 }
 
-// handOver leaves it to the store of the config that runs now to say that the outage is over, which a reload may have
-// ended, with a new password, say. After a stop there is no such store, and one that is down tells its own return.
+// handOver leaves it to the store of the config that runs now to say that the outage is over, which
+// a reload may have ended, with a new password, say. After a stop there is no such store, and one
+// that is down tells its own return.
 func (s *sharedStore) handOver() {
 	running.Lock()
 	defer running.Unlock()
@@ -182,7 +184,8 @@ func (s *sharedStore) handOver() {
 	}
 }
 
-// Apply implements [counting.Store]. The first answer after an outage that was handed over says that it is over.
+// Apply implements [counting.Store]. The first answer after an outage that was handed over says
+// that it is over.
 func (s *sharedStore) Apply(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) error {
 	err := s.Store.Apply(ctx, charges, out)
 	if err == nil && s.inherited.Load() && s.inherited.CompareAndSwap(true, false) {
@@ -192,7 +195,8 @@ func (s *sharedStore) Apply(ctx context.Context, charges []algorithms.Charge, ou
 	return err
 }
 
-// tell hands a change of state to who watches. It never holds a decision up; what is lost here the metrics still say.
+// tell hands a change of state to who watches. It never holds a decision up; what is lost here the
+// metrics still say.
 func (s *sharedStore) tell(change redisstore.State) {
 	select {
 	case s.changes <- change:
@@ -200,8 +204,8 @@ func (s *sharedStore) tell(change redisstore.State) {
 	}
 }
 
-// outlive closes the store once no request owes it anything and all is settled, or nothing can be brought to it any more. It
-// was up at the given moment.
+// outlive closes the store once no request owes it anything and all is settled, or nothing can be
+// brought to it any more. It was up at the given moment.
 func (s *sharedStore) outlive(every time.Duration, end, up time.Time) {
 	time.AfterFunc(every, func() {
 		now := time.Now()

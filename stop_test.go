@@ -1,6 +1,7 @@
 package sluice_test
 
-// What a process that is stopped in an orderly way holds in the shared store is given back before it ends (G33).
+// What a process that is stopped in an orderly way holds in the shared store is given back before
+// it ends (G33).
 
 import (
 	"bufio"

@@ -23,13 +23,15 @@ type stage struct {
 	clock *clock            // nil: the store reads its own, since a server's cannot be set
 }
 
-// onStores runs the body on each store. In this process time stands still there, unless the body moves it.
+// onStores runs the body on each store. In this process time stands still there, unless the body
+// moves it.
 func onStores(t *testing.T, body func(t *testing.T, st *stage)) {
 	t.Run("local", func(t *testing.T) { body(t, &stage{clock: useClock(t)}) })
 	t.Run("redis", func(t *testing.T) { body(t, &stage{redis: redistest.Start(t)}) })
 }
 
-// underWay is how many requests to sites of stages are not over, also after their config was stopped.
+// underWay is how many requests to sites of stages are not over, also after their config was
+// stopped.
 var underWay atomic.Int64
 
 // tracked stands before everything else that may be asked about in such a site.
@@ -72,8 +74,8 @@ func (st *stage) globals() string {
 	return "rate_limit {\n redis " + st.redis.Addr + " {\n " + patient + "\n }\n }\n"
 }
 
-// config is a config with a site. Proxies on this machine are trusted, so that X-Forwarded-For is who asks, and the
-// subscriber listens to all that is about clients.
+// config is a config with a site. Proxies on this machine are trusted, so that X-Forwarded-For is
+// who asks, and the subscriber listens to all that is about clients.
 func (st *stage) config(site string) string {
 	return "{\n events {\n on rate_limit_exceeded sluice_test\n on rate_limit_banned sluice_test\n }\n" +
 		" servers {\n trusted_proxies static 127.0.0.0/8\n protocols h1 h2 h2c\n }\n " + st.globals() + "}\n:80 {\ntracked\n" + site + "\n}"

@@ -51,7 +51,8 @@ func TestEventStream(t *testing.T) {
 	s.refused("/")
 }
 
-// echo is an upstream that takes connections over as WebSockets do and answers each line, until the client goes or says "bye".
+// echo is an upstream that takes connections over as WebSockets do and answers each line, until the
+// client goes or says "bye".
 func echo(t testing.TB) (dial string) {
 	return upstream(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") == "" {

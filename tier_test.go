@@ -1,6 +1,7 @@
 package sluice_test
 
-// Plans: whose limits hold for a request is told by a header, a map, a variable, or an authentication service.
+// Plans: whose limits hold for a request is told by a header, a map, a variable, or an
+// authentication service.
 
 import (
 	"strings"
@@ -83,7 +84,8 @@ func TestTierFromVariable(t *testing.T) {
 	})
 }
 
-// The plan and the name that an authentication service tells, in a route block before the limiter, no client can forge.
+// The plan and the name that an authentication service tells, in a route block before the limiter,
+// no client can forge.
 func TestTierFromForwardAuth(t *testing.T) {
 	onStores(t, func(t *testing.T, st *stage) {
 		s := serve(t, st.config("route {\nforward_auth 127.0.0.1:81 {\n uri /who\n copy_headers X-User X-Plan\n}\nrate_limit {\n"+plansBy("{header.X-Plan}")+"\n}\nrespond {header.X-User}\n}")+`

@@ -56,7 +56,8 @@ func TestOneValueOfTwoHandlers(t *testing.T) {
 	})
 }
 
-// A wait is long enough for what stands before, which has let the refused request pass and counted it.
+// A wait is long enough for what stands before, which has let the refused request pass and counted
+// it.
 func TestWaitForEarlierHandlers(t *testing.T) {
 	c := useClock(t)
 	s := serve(t, ":80 {\nroute {\nrate_limit {\nzone site 4/20s\n}\nrate_limit {\nzone strict 3/3s\n}\nrespond ok\n}\n}")
@@ -88,7 +89,8 @@ func TestWaitForEarlierCosts(t *testing.T) {
 	})
 }
 
-// A wait is long enough for what comes behind, of requests that will meet it, and true for all others.
+// A wait is long enough for what comes behind, of requests that will meet it, and true for all
+// others.
 func TestWaitForLaterHandlers(t *testing.T) {
 	const site = `route {
 	rate_limit {
@@ -142,7 +144,8 @@ func TestWaitForLaterHandlers(t *testing.T) {
 	})
 }
 
-// H10: what a request teaches about later handlers holds for its like. The route around the second rule tells requests apart.
+// H10: what a request teaches about later handlers holds for its like. The route around the second
+// rule tells requests apart.
 func TestWhatOneRequestTeachesHoldsForItsLike(t *testing.T) {
 	useClock(t)
 	s := serve(t, `:80 {
@@ -198,7 +201,8 @@ func TestDryRunsAreNotDescribed(t *testing.T) {
 	}
 }
 
-// Who invokes for an error route what the zone protects serves the refused request: the reference warns of it.
+// Who invokes for an error route what the zone protects serves the refused request: the reference
+// warns of it.
 func TestRefusedRequestComesBack(t *testing.T) {
 	const named = "&(app) {\nroute {\nrate_limit 1/1h\nrespond served\n}\n}\n"
 	s := serve(t, named+":80 {\ninvoke app\nhandle_errors {\n invoke app\n}\n}")
@@ -208,8 +212,8 @@ func TestRefusedRequestComesBack(t *testing.T) {
 	}
 }
 
-// H08. What a page includes is part of the request for the page: it is not charged again, nor under an address that all share.
-// Who asks for the part itself is limited, whatever it pretends.
+// H08. What a page includes is part of the request for the page: it is not charged again, nor under
+// an address that all share. Who asks for the part itself is limited, whatever it pretends.
 func TestIncludedPartsAreChargedWithTheirPage(t *testing.T) {
 	s := newServer(t)
 	write := func(name, text string) {
@@ -230,7 +234,8 @@ func TestIncludedPartsAreChargedWithTheirPage(t *testing.T) {
 	if resp, _ := get(t, s.client, "http://"+s.addr()+"/page.html"); resp.StatusCode != 429 {
 		t.Errorf("the page above the limit: %s", resp.Status)
 	}
-	// From another address, the one that Caddy writes for what templates include, and with its field.
+	// From another address, the one that Caddy writes for what templates include, and with its
+	// field.
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
 	client := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
 	for i := range 4 {

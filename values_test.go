@@ -1,7 +1,7 @@
 package sluice_test
 
-// H02: a header, cookie or query parameter that comes with several values. Backends read different ones, and whichever they read, no
-// choice of the others gets more than the limit of that one.
+// H02: a header, cookie or query parameter that comes with several values. Backends read different
+// ones, and whichever they read, no choice of the others gets more than the limit of that one.
 
 import (
 	"context"
@@ -17,8 +17,9 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// readers are the ways in which backends read a key that a request holds several times: Go's, the last value, as the standard
-// library of Python has it for cookies, and joined, as Node has it for headers and WSGI for all of them.
+// readers are the ways in which backends read a key that a request holds several times: Go's, the
+// last value, as the standard library of Python has it for cookies, and joined, as Node has it for
+// headers and WSGI for all of them.
 var readers = map[string]func(r *http.Request) string{
 	"first header":     func(r *http.Request) string { return r.Header.Get("X-Key") },
 	"last header":      func(r *http.Request) string { return last(r.Header["X-Key"]) },
@@ -155,8 +156,8 @@ func TestH02ManyValues(t *testing.T) {
 	s.pass(3, "/", many...)
 }
 
-// What clients and operators see of a request with several values is what they see of others: each policy once, with the
-// least that is left, and one request in the metrics.
+// What clients and operators see of a request with several values is what they see of others: each
+// policy once, with the least that is left, and one request in the metrics.
 func TestH02SeveralValuesAreOneRequest(t *testing.T) {
 	s := serve(t, ":80 {\n rate_limit {\n zone z {\n key {header.X-Key}\n limit 5/1h 9/1d\n }\n zone dry {header.X-Key} 3/1h {\n dry_run\n }\n }\n respond ok\n}")
 	s.pass(2, "/", "X-Key", "used")
@@ -186,7 +187,8 @@ func TestH02SeveralValuesAreOneRequest(t *testing.T) {
 	}
 }
 
-// What is taken for each value is given back for each: a success beside count, a place in flight, a reservation.
+// What is taken for each value is given back for each: a success beside count, a place in flight, a
+// reservation.
 func TestH02SeveralValuesSettle(t *testing.T) {
 	both := []string{"X-Key", "a", "X-Key", "b"}
 	t.Run("count", func(t *testing.T) {

@@ -16,7 +16,8 @@ import (
 // edit adds text behind the first place in a file where another stands.
 type edit struct{ file, behind, add string }
 
-// walks are those of docs/design/architecture.md, each with a dummy of what it adds, and a test that only passes with it.
+// walks are those of docs/design/architecture.md, each with a dummy of what it adds, and a test
+// that only passes with it.
 var walks = map[string]struct {
 	edits []edit
 	test  edit // behind: the room

@@ -1,6 +1,7 @@
 package sluice
 
-// A zone: what one config says of a name, over all its handlers, and the counters of that name in this process.
+// A zone: what one config says of a name, over all its handlers, and the counters of that name in
+// this process.
 
 import (
 	"github.com/caddy-sluice/sluice/algorithms"
@@ -38,5 +39,6 @@ func (z *zone) openBan(b *caddyfile.Ban) {
 	}
 }
 
-// severalRules reports whether more than one rule of the config charges the zone, so that one request may meet it twice.
+// severalRules reports whether more than one rule of the config charges the zone, so that one
+// request may meet it twice.
 func (z *zone) severalRules() bool { return z.rules > 1 }

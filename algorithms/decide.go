@@ -20,14 +20,16 @@ type State struct {
 // Entry is one moment at which a sliding log admitted units.
 type Entry struct {
 	At int64
-	// Sum counts the units admitted up to and including this entry, so that a binary search finds any amount.
+	// Sum counts the units admitted up to and including this entry, so that a binary search finds
+	// any amount.
 	Sum int64
 }
 
-// Counter is a State opened for one decision: a copy that the store loads, hands to [Decide], and writes back
-// when Decide committed or when Anchored is set; otherwise it is dropped. Decide leaves the State as it was loaded
-// unless a charge changed it, and makes it the zero State when nothing in it is in use any more: whether
-// a store writes back too often, or keeps idle counters or forgets them, no later answer can tell.
+// Counter is a State opened for one decision: a copy that the store loads, hands to [Decide], and
+// writes back when Decide committed or when Anchored is set; otherwise it is dropped. Decide leaves
+// the State as it was loaded unless a charge changed it, and makes it the zero State when nothing
+// in it is in use any more: whether a store writes back too often, or keeps idle counters or
+// forgets them, no later answer can tell.
 type Counter struct {
 	State
 	// Anchored: the state stood more than a window ahead of the clock and was brought back to it.
@@ -40,9 +42,10 @@ type Counter struct {
 	charges int // of the batch, that are on it
 }
 
-// Decide answers every charge at the moment now and reports whether the batch was committed to the counters:
-// it is, unless a charge that is neither a dry run nor a peek is refused. counters[i] belongs to charges[i];
-// charges on the same counter must share one pointer, have equal limits, and are decided on their sum.
+// Decide answers every charge at the moment now and reports whether the batch was committed to the
+// counters: it is, unless a charge that is neither a dry run nor a peek is refused. counters[i]
+// belongs to charges[i]; charges on the same counter must share one pointer, have equal limits, and
+// are decided on their sum.
 func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) bool {
 	commit := true
 	for _, c := range counters[:len(charges)] {
@@ -82,8 +85,8 @@ func Decide(now int64, charges []Charge, counters []*Counter, out []Outcome) boo
 	return commit
 }
 
-// sum is what charge i asks of its counter together with the other charges of the batch that would be
-// committed to it. A dry run counts the enforced charges, never the other way round.
+// sum is what charge i asks of its counter together with the other charges of the batch that would
+// be committed to it. A dry run counts the enforced charges, never the other way round.
 func sum(charges []Charge, counters []*Counter, i int) int64 {
 	const above = MaxExact + 1 // any capacity
 	c := &charges[i]
@@ -104,8 +107,9 @@ func sum(charges []Charge, counters []*Counter, i int) int64 {
 	return total
 }
 
-// settle leaves in the counter what a store is to keep. Opening it for a look must not count as a change: were the
-// drained level kept, a clock that had jumped ahead and came back would have given that credit away.
+// settle leaves in the counter what a store is to keep. Opening it for a look must not count as a
+// change: were the drained level kept, a clock that had jumped ahead and came back would have given
+// that credit away.
 func (l *Limit) settle(c *Counter) {
 	switch {
 	case !c.changed && !c.Anchored:
@@ -135,16 +139,18 @@ func (l *Limit) idle(c *Counter) bool {
 	panic(l.kernel.unknown())
 }
 
-// Used returns the units in use at the moment now, rounded up; it may exceed the capacity after a quota was lowered.
-// A store that must forget a key forgets the one that uses the smallest share of its capacity.
+// Used returns the units in use at the moment now, rounded up; it may exceed the capacity after a
+// quota was lowered. A store that must forget a key forgets the one that uses the smallest share of
+// its capacity.
 func (l *Limit) Used(s State, now int64) int64 {
 	c := Counter{State: s}
 	l.open(&c, now)
 	return l.used(&c)
 }
 
-// open brings the counter to the moment that counts. Time that steps back by at most a window is treated as
-// standing still, so that no credit is granted twice; a larger step re-anchors, so that no key stays locked.
+// open brings the counter to the moment that counts. Time that steps back by at most a window is
+// treated as standing still, so that no credit is granted twice; a larger step re-anchors, so that
+// no key stays locked.
 func (l *Limit) open(c *Counter, now int64) {
 	c.now = now
 	if c.T > now {
@@ -216,8 +222,9 @@ func (c *Counter) from(now, wait int64) time.Duration {
 	return time.Duration(wait+c.now-now) * time.Microsecond
 }
 
-// next is the wait for a unit beyond remaining by a client that uses those as early as it can. Units that are used weigh
-// on in the sliding-window counter; elsewhere it is the wait for one unit more.
+// next is the wait for a unit beyond remaining by a client that uses those as early as it can.
+// Units that are used weigh on in the sliding-window counter; elsewhere it is the wait for one unit
+// more.
 func (l *Limit) next(c *Counter, now, remaining int64) time.Duration {
 	switch {
 	case remaining >= l.Capacity:
@@ -235,7 +242,8 @@ func (l *Limit) remaining(c *Counter) int64 {
 	return max(0, l.Capacity-l.used(c))
 }
 
-// delay is how long a cost that passes must be held, from the store's now: until what is before it in the queue has left.
+// delay is how long a cost that passes must be held, from the store's now: until what is before it
+// in the queue has left.
 func (l *Limit) delay(c *Counter, now, cost int64) time.Duration {
 	if cost <= 0 || c.A <= l.slack {
 		return 0
@@ -261,7 +269,8 @@ func (l *Limit) used(c *Counter) int64 {
 	panic(l.kernel.unknown())
 }
 
-// take commits a charge, or gives back if its cost is negative, and returns the mark for giving back.
+// take commits a charge, or gives back if its cost is negative, and returns the mark for giving
+// back.
 func (l *Limit) take(c *Counter, charge *Charge) int64 {
 	switch {
 	case charge.Cost == 0:
@@ -288,7 +297,8 @@ func (l *Limit) take(c *Counter, charge *Charge) int64 {
 	panic(l.kernel.unknown())
 }
 
-// giveBack returns units only to what they were taken from, as far as it still stands; false if it does not.
+// giveBack returns units only to what they were taken from, as far as it still stands; false if it
+// does not.
 func (l *Limit) giveBack(c *Counter, charge *Charge) bool {
 	units := -max(charge.Cost, -MaxExact)
 	switch l.kernel {

@@ -1,7 +1,8 @@
 package algorithms
 
-// Promise 11: no drift. Under saturation exactly the quota passes per window, over as many windows as the range of
-// moments holds, at most a million. The tests jump from wait to wait, so that a million windows take a second.
+// Promise 11: no drift. Under saturation exactly the quota passes per window, over as many windows
+// as the range of moments holds, at most a million. The tests jump from wait to wait, so that a
+// million windows take a second.
 
 import (
 	"math/rand/v2"
@@ -23,8 +24,8 @@ var rates = []rate{
 // windows is how many windows of this length lie within the exact moments, at most a million.
 func (r rate) windows() int64 { return min(1_000_000, MaxExact/r.window.Microseconds()-3) }
 
-// saturated asks for all that remains, a few times in every window at random moments and always at its end, and
-// checks the total at each end.
+// saturated asks for all that remains, a few times in every window at random moments and always at
+// its end, and checks the total at each end.
 func saturated(t *testing.T, p Policy, windows int64, total func(k int64) int64) {
 	t.Helper()
 	s, r := newSingle(t, p), rand.New(rand.NewPCG(uint64(p.Quota), 9))
@@ -51,7 +52,8 @@ func saturated(t *testing.T, p Policy, windows int64, total func(k int64) int64)
 
 func TestPromise11NoDrift(t *testing.T) {
 	for _, r := range rates {
-		// A bucket holds a window's units, so that none is lost between two looks: its full start, then the quota each window.
+		// A bucket holds a window's units, so that none is lost between two looks: its full start,
+		// then the quota each window.
 		n := max(r.quota, 2)
 		for _, a := range []Algorithm{TokenBucket, LeakyBucket} {
 			saturated(t, Policy{Algorithm: a, Quota: r.quota, Window: r.window, Burst: n}, r.windows()/map[Algorithm]int64{TokenBucket: 1, LeakyBucket: 20}[a],
@@ -97,7 +99,8 @@ func TestPromise11NoDriftOneByOne(t *testing.T) {
 	}
 }
 
-// checkSliding: saturated the sliding-window counter gives quota−1 per window, and 1 per two windows for a quota of 1.
+// checkSliding: saturated the sliding-window counter gives quota−1 per window, and 1 per two
+// windows for a quota of 1.
 func checkSliding(t *testing.T, quota, windows, admitted int64) {
 	t.Helper()
 	want := quota + (windows-1)*(quota-1)
@@ -109,8 +112,8 @@ func checkSliding(t *testing.T, quota, windows, admitted int64) {
 	}
 }
 
-// A bucket of one unit has no room for the rest of a tick: its interval is the exact one rounded up to a whole
-// microsecond, and that is the only loss.
+// A bucket of one unit has no room for the rest of a tick: its interval is the exact one rounded up
+// to a whole microsecond, and that is the only loss.
 func TestBurstOfOneRoundsTheIntervalUp(t *testing.T) {
 	for _, r := range []rate{{3, time.Second}, {7, time.Second}, {10, 13 * time.Second}, {999_983, time.Second}} {
 		s := newSingle(t, Policy{Algorithm: LeakyBucket, Quota: r.quota, Window: r.window, Burst: 1})

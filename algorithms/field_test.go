@@ -72,8 +72,8 @@ func TestF05RemaindersAreNotLost(t *testing.T) {
 				admitted++
 			}
 		}
-		// Ten minutes are 20 windows: 10 each, and a bucket's full start beside; the sliding counter 9 each,
-		// and one more in its first window.
+		// Ten minutes are 20 windows: 10 each, and a bucket's full start beside; the sliding
+		// counter 9 each, and one more in its first window.
 		if admitted != want {
 			t.Errorf("%v: %d admitted in 10 minutes, want %d", a, admitted, want)
 		}
@@ -166,7 +166,8 @@ func TestF10ClockStepsBackAndForward(t *testing.T) {
 				t.Errorf("%v: at %v: %+v", a, at, o)
 			}
 		}
-		// No stall longer than the window after the clock is right again, 2 for the sliding counter's tail.
+		// No stall longer than the window after the clock is right again, 2 for the sliding
+		// counter's tail.
 		o := s.ask(base, 1)
 		if o.Retry > s.l.Window*11/10 || !s.ask(base+o.Retry, 1).OK {
 			t.Errorf("%v: %+v", a, o)
@@ -231,7 +232,8 @@ func TestF20RefillIsTheWindowOnTheWire(t *testing.T) {
 	}
 }
 
-// request decides several charges at one moment, charges with equal key and limit on one counter, and commits as a store does.
+// request decides several charges at one moment, charges with equal key and limit on one counter,
+// and commits as a store does.
 type request map[*Limit]*single
 
 func (r request) apply(now time.Duration, charges ...Charge) ([]Outcome, bool) {

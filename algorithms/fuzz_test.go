@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// FuzzDecide lets bytes choose a policy and then charges and moments, and holds every answer to what must
-// always be true: bounds, tight waits, nothing changed by a refusal or a look. Found inputs are kept in testdata/fuzz.
+// FuzzDecide lets bytes choose a policy and then charges and moments, and holds every answer to
+// what must always be true: bounds, tight waits, nothing changed by a refusal or a look. Found
+// inputs are kept in testdata/fuzz.
 func FuzzDecide(f *testing.F) {
 	f.Add(byte(0), int64(5), int64(60_000_000), int64(0), []byte{0, 1, 1, 1, 5, 2, 9, 3, 200})
 	f.Add(byte(1), int64(3), int64(10_000_000), int64(0), []byte{1, 1, 4, 1, 2, 4, 3, 9, 0, 3})

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The package can be used by any Go program and proved by hand because it rests on nothing but the standard library.
+// The package can be used by any Go program and proved by hand because it rests on nothing but the
+// standard library.
 func TestImportsOnlyTheStandardLibrary(t *testing.T) {
 	list, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").Output()
 	if err != nil {

@@ -2,12 +2,13 @@ package algorithms
 
 import "fmt"
 
-// Kernel is how a state is read and charged; algorithms that differ in their numbers only share one. The numbers are those
-// that stores use which decide elsewhere.
+// Kernel is how a state is read and charged; algorithms that differ in their numbers only share
+// one. The numbers are those that stores use which decide elsewhere.
 type Kernel uint8
 
-// The kernels. The zero value is none: [Compile] refuses an algorithm that has none, and a switch over kernels ends in a
-// panic instead of in one of them, so that an algorithm which was added by half fails at its first use.
+// The kernels. The zero value is none: [Compile] refuses an algorithm that has none, and a switch
+// over kernels ends in a panic instead of in one of them, so that an algorithm which was added by
+// half fails at its first use.
 const (
 	// Leases is a log whose entries are given back in any order.
 	Leases Kernel = iota + 1

@@ -2,8 +2,8 @@ package algorithms
 
 import "sort"
 
-// The log kernel: every admitted moment with its units. Exact, at 16 bytes a moment.
-// Entries carry running sums, so that a decision on a log of a million entries is two binary searches.
+// The log kernel: every admitted moment with its units. Exact, at 16 bytes a moment. Entries carry
+// running sums, so that a decision on a log of a million entries is two binary searches.
 
 // expire drops what has left the window: an entry is live while its moment is after now−window.
 // Only the opened copy is cut; the store's own log shortens when a charge is committed.

@@ -2,9 +2,9 @@ package algorithms
 
 // The meter kernel: a level that falls by num per tick and rises by den per unit.
 //
-// It stores the used level and not GCRA's theoretical arrival time with an emission interval: 3 per second
-// has no whole interval, and a truncated one drifts. Used, not left, so that a changed burst keeps the usage.
-// A missing key is an empty meter, that is a full bucket.
+// It stores the used level and not GCRA's theoretical arrival time with an emission interval: 3 per
+// second has no whole interval, and a truncated one drifts. Used, not left, so that a changed burst
+// keeps the usage. A missing key is an empty meter, that is a full bucket.
 //
 // Source: GCRA, ITU-T I.371 annex A, restated in whole numbers.
 
@@ -14,7 +14,8 @@ func (l *Limit) drain(c *Counter) {
 		c.A = rescale(c.A, c.B, l.den)
 	}
 	c.A, c.B = min(c.A, l.ceiling), l.den // also when another quota has the same scale
-	// A moment that another tick stored is rounded up: later means less drained, never credit for nothing.
+	// A moment that another tick stored is rounded up: later means less drained, never credit for
+	// nothing.
 	if late := l.sinceTick(c.T); late > 0 {
 		c.T += l.tick - late
 	}
@@ -28,7 +29,8 @@ func (l *Limit) drain(c *Counter) {
 	c.T = c.now - l.sinceTick(c.now)
 }
 
-// meterWait: the cost fits once level + cost·den ≤ capacity·den, and in a queue the level is low enough to begin to wait.
+// meterWait: the cost fits once level + cost·den ≤ capacity·den, and in a queue the level is low
+// enough to begin to wait.
 func (l *Limit) meterWait(c *Counter, cost int64) int64 {
 	over := max(c.A-(l.Capacity-cost)*l.den, c.A-l.latest)
 	if over <= 0 {
@@ -42,8 +44,8 @@ func (l *Limit) untilTick(c *Counter, ticks int64) int64 {
 	return ticks*l.tick - l.sinceTick(c.now)
 }
 
-// inTicks is the number of whole ticks in a time. Nearly every limit has a tick of 1 µs, and a division costs
-// as much as ten additions.
+// inTicks is the number of whole ticks in a time. Nearly every limit has a tick of 1 µs, and a
+// division costs as much as ten additions.
 func (l *Limit) inTicks(time int64) int64 {
 	if l.tick == 1 {
 		return time
@@ -59,19 +61,22 @@ func (l *Limit) sinceTick(moment int64) int64 {
 	return moment % l.tick
 }
 
-// fill takes units and returns the moment at which the meter is empty again: a refund after that is void.
+// fill takes units and returns the moment at which the meter is empty again: a refund after that is
+// void.
 func (l *Limit) fill(c *Counter, units int64) int64 {
 	c.A = min(c.A+min(units, MaxExact/l.den)*l.den, l.ceiling)
 	return l.emptyAt(c)
 }
 
-// emptyAt is the moment at which the meter is empty if nobody charges it. A charge moves it, time does not.
+// emptyAt is the moment at which the meter is empty if nobody charges it. A charge moves it, time
+// does not.
 func (l *Limit) emptyAt(c *Counter) int64 { return c.now + l.untilTick(c, ceilDiv(c.A, l.num)) }
 
-// unfill gives back to a meter that was not to be empty until now. It may have been, if other units that were given back
-// emptied it sooner, and then what was taken since is given back, never more than is in use: to know since when a meter is not
-// empty would take 8 bytes of each key in every store. Of a queue only the last slot can be given back, since those behind
-// any other keep theirs, and a newcomer would be told one of them; who moves them up forces it.
+// unfill gives back to a meter that was not to be empty until now. It may have been, if other units
+// that were given back emptied it sooner, and then what was taken since is given back, never more
+// than is in use: to know since when a meter is not empty would take 8 bytes of each key in every
+// store. Of a queue only the last slot can be given back, since those behind any other keep theirs,
+// and a newcomer would be told one of them; who moves them up forces it.
 func (l *Limit) unfill(c *Counter, units, emptyAt int64, force bool) bool {
 	if c.now >= emptyAt || c.A == 0 {
 		return false
@@ -83,8 +88,9 @@ func (l *Limit) unfill(c *Counter, units, emptyAt int64, force bool) bool {
 	return true
 }
 
-// rescale converts a level from one scale to another, rounded up. Where the product would not be exact,
-// it rounds the fraction up to a whole unit: the script in redisstore cannot do better, and must agree.
+// rescale converts a level from one scale to another, rounded up. Where the product would not be
+// exact, it rounds the fraction up to a whole unit: the script in redisstore cannot do better, and
+// must agree.
 func rescale(level, from, to int64) int64 {
 	if from <= 0 {
 		return level

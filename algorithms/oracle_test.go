@@ -1,8 +1,8 @@
 package algorithms
 
-// A second implementation of SEMANTICS, as naive as possible: a list of events, and every number found by trying
-// one microsecond after the other. It shares no formula with the kernels. All short histories of a small domain
-// are compared, then long random ones.
+// A second implementation of SEMANTICS, as naive as possible: a list of events, and every number
+// found by trying one microsecond after the other. It shares no formula with the kernels. All short
+// histories of a small domain are compared, then long random ones.
 
 import (
 	"encoding/binary"
@@ -30,7 +30,8 @@ func (n *naive) floor(t int64) int64 {
 	return t - t%n.l.tick
 }
 
-// at is the moment that counts at t, by promise 8; the counter itself is moved when it is too far ahead.
+// at is the moment that counts at t, by promise 8; the counter itself is moved when it is too far
+// ahead.
 func (n *naive) at(t int64) int64 {
 	w := n.l.window
 	switch {
@@ -110,7 +111,8 @@ func (n *naive) admits(t, cost int64) bool {
 	}
 }
 
-// begins reports whether a charge that waits may be served at t: those before it are, but for the ones that need not wait.
+// begins reports whether a charge that waits may be served at t: those before it are, but for the
+// ones that need not wait.
 func (n *naive) begins(t int64) bool {
 	return n.l.Queue == 0 || n.level(t) <= (n.l.Burst-1-n.l.Queue)*n.l.window
 }
@@ -184,8 +186,8 @@ func (n *naive) after(now int64, o Outcome) Outcome {
 	return o
 }
 
-// live copies the events without those that have left a log's window. Whoever changes the state at t forgets them
-// for good: they must not come back when a clock that was far ahead is set right.
+// live copies the events without those that have left a log's window. Whoever changes the state at
+// t forgets them for good: they must not come back when a clock that was far ahead is set right.
 func (n *naive) live(t int64) []event {
 	return slices.DeleteFunc(slices.Clone(n.events), func(e event) bool {
 		return n.l.Algorithm.Log() && e.at <= t-n.l.window
@@ -216,8 +218,8 @@ func (n *naive) emptyAt(t int64) int64 {
 	return t
 }
 
-// giveBack takes units out of the events that the mark names; of a queue's only the last, unless it is forced. It returns
-// the mark, or 0 if there was nothing to give back to.
+// giveBack takes units out of the events that the mark names; of a queue's only the last, unless it
+// is forced. It returns the mark, or 0 if there was nothing to give back to.
 func (n *naive) giveBack(now, units, mark int64, force bool) int64 {
 	t, w := n.at(now), n.l.window
 	var from func(e event) bool
@@ -413,7 +415,8 @@ func (p pair) key() string {
 	return string(b)
 }
 
-// smallLimits are all algorithms with quotas and bursts up to 3 and windows of a few ticks of 1 or 2 µs.
+// smallLimits are all algorithms with quotas and bursts up to 3 and windows of a few ticks of 1 or
+// 2 µs.
 func smallLimits(t *testing.T, ticks ...int64) (limits []*Limit) {
 	add := func(p Policy, tick int64) {
 		p.Window = time.Duration(tick) * p.Window

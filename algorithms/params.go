@@ -1,7 +1,7 @@
 package algorithms
 
-// Params are the integers of a compiled limit: what a kernel that is not written in Go needs to decide
-// as this package does. All are whole numbers from 0 to [MaxExact].
+// Params are the integers of a compiled limit: what a kernel that is not written in Go needs to
+// decide as this package does. All are whole numbers from 0 to [MaxExact].
 type Params struct {
 	Kernel Kernel
 	// Capacity is the largest cost that can ever pass; Quota the units per window.
@@ -12,8 +12,8 @@ type Params struct {
 	Num, Den int64
 	// Ceiling is the most that a meter's level can be, debts included.
 	Ceiling int64
-	// Up to level Slack a meter serves at once, above it with a delay, above Latest not at all. Without a queue
-	// both are MaxExact, which no level exceeds.
+	// Up to level Slack a meter serves at once, above it with a delay, above Latest not at all.
+	// Without a queue both are MaxExact, which no level exceeds.
 	Slack, Latest int64
 }
 

@@ -11,23 +11,27 @@ type Algorithm uint8
 
 // The classic algorithms. Each constant's text form is its name in the configuration.
 const (
-	// FixedWindow counts units in windows aligned to the Unix epoch. Up to 2·quota can pass within one
-	// window's length around an edge.
+	// FixedWindow counts units in windows aligned to the Unix epoch. Up to 2·quota can pass within
+	// one window's length around an edge.
 	FixedWindow Algorithm = iota + 1
-	// SlidingLog remembers every admitted request and is exact. Its memory grows with the quota in use.
+	// SlidingLog remembers every admitted request and is exact. Its memory grows with the quota in
+	// use.
 	SlidingLog
 	// SlidingWindow weighs the previous window's count by its overlap with the sliding one. At most
 	// 2·quota−1 units pass within one window's length, quota−1 per window under saturation.
 	SlidingWindow
-	// TokenBucket admits Burst units at once from idle and refills at quota per window (also known as GCRA).
+	// TokenBucket admits Burst units at once from idle and refills at quota per window (also known
+	// as GCRA).
 	TokenBucket
-	// LeakyBucket is the leaky bucket: arithmetically a token bucket whose capacity is small. As a meter it polices;
-	// with a Queue it shapes. Package leaky builds its policies in the terms that NGINX operators know.
+	// LeakyBucket is the leaky bucket: arithmetically a token bucket whose capacity is small. As a
+	// meter it polices; with a Queue it shapes. Package leaky builds its policies in the terms that
+	// NGINX operators know.
 	LeakyBucket
-	// Concurrency counts units in flight. A unit is a lease: it ends when it is given back, or after Window unless it is
-	// renewed. Leases of one moment are interchangeable, so whoever holds one must give it back once; after a clock stepped
-	// back by more than Window they have lost their moments, and end by time alone. It is no algorithm that a limit
-	// per window could choose, so [ParseAlgorithm] does not know it.
+	// Concurrency counts units in flight. A unit is a lease: it ends when it is given back, or
+	// after Window unless it is renewed. Leases of one moment are interchangeable, so whoever holds
+	// one must give it back once; after a clock stepped back by more than Window they have lost
+	// their moments, and end by time alone. It is no algorithm that a limit per window could
+	// choose, so [ParseAlgorithm] does not know it.
 	Concurrency
 )
 
@@ -62,15 +66,18 @@ type Policy struct {
 	Algorithm Algorithm
 	// Quota is how many units per Window, or in flight, 0 (refuse everything) or more.
 	Quota int64
-	// Window is a whole number of microseconds, from 1 µs to [MaxWindow]. For Concurrency it is how long a lease lasts that is not renewed.
+	// Window is a whole number of microseconds, from 1 µs to [MaxWindow]. For Concurrency it is how
+	// long a lease lasts that is not renewed.
 	Window time.Duration
 	// Burst is how many units a bucket admits at once from idle, in total, at least 1.
 	// It must be zero for the other algorithms.
 	Burst int64
-	// Queue makes a leaky bucket shape: of the Burst−1 units above the one in service, the last Queue wait for their slots
-	// ([Outcome.Delay]), those before are served at once. It is 0 to Burst−1, and 0 for the other algorithms.
+	// Queue makes a leaky bucket shape: of the Burst−1 units above the one in service, the last
+	// Queue wait for their slots ([Outcome.Delay]), those before are served at once. It is 0 to
+	// Burst−1, and 0 for the other algorithms.
 	Queue int64
-	// MaxWait is the longest Delay, rounded down to a tick; what would wait longer is refused. 0 leaves it to Queue. It needs a Queue.
+	// MaxWait is the longest Delay, rounded down to a tick; what would wait longer is refused. 0
+	// leaves it to Queue. It needs a Queue.
 	MaxWait time.Duration
 }
 
@@ -111,7 +118,8 @@ const (
 	MaxExact = int64(1) << 52
 	// MaxWindow keeps every moment that a decision names below MaxExact (about 35 years).
 	MaxWindow = time.Duration(1<<50) * time.Microsecond
-	// DefaultMaxKeys is how many keys a local store holds for a space unless the limit says otherwise.
+	// DefaultMaxKeys is how many keys a local store holds for a space unless the limit says
+	// otherwise.
 	DefaultMaxKeys = 1_000_000
 )
 
@@ -187,7 +195,8 @@ func (l *Limit) checkQueue() error {
 	return nil
 }
 
-// boundQueue says between which levels a charge waits: without a queue above the highest, which none exceeds.
+// boundQueue says between which levels a charge waits: without a queue above the highest, which
+// none exceeds.
 func (l *Limit) boundQueue() {
 	l.slack, l.latest = MaxExact, MaxExact
 	if l.Queue == 0 || l.Quota == 0 {
@@ -233,8 +242,9 @@ func (l *Limit) chooseTick() bool {
 	return false
 }
 
-// Refill is how long an empty counter takes to offer its whole capacity: the window, or for a bucket
-// burst·window/quota, rounded up to a tick. It is what a client reads as the policy's window.
+// Refill is how long an empty counter takes to offer its whole capacity: the window, or for a
+// bucket burst·window/quota, rounded up to a tick. It is what a client reads as the policy's
+// window.
 func (l *Limit) Refill() time.Duration {
 	if !l.Algorithm.Bucket() || l.Quota == 0 {
 		return l.Window
@@ -242,7 +252,8 @@ func (l *Limit) Refill() time.Duration {
 	return time.Duration(ceilDiv(l.Capacity*l.den, l.num)*l.tick) * time.Microsecond
 }
 
-// Interval is the time that a bucket takes to lose a number of units, rounded down to a tick; 0 for the other algorithms.
+// Interval is the time that a bucket takes to lose a number of units, rounded down to a tick; 0 for
+// the other algorithms.
 func (l *Limit) Interval(units int64) time.Duration {
 	if !l.Algorithm.Bucket() {
 		return 0

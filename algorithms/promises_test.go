@@ -2,8 +2,8 @@ package algorithms
 
 // The promises as properties of random policies, histories and moments. A failure prints its seed.
 //
-// Units in flight have no wait that would be true: of the promises 1, 3 and 9 Concurrency keeps that it says so ([Unknown]),
-// and 11 is not its own. The others it keeps like the log that it is.
+// Units in flight have no wait that would be true: of the promises 1, 3 and 9 Concurrency keeps
+// that it says so ([Unknown]), and 11 is not its own. The others it keeps like the log that it is.
 
 import (
 	"fmt"
@@ -33,7 +33,8 @@ func logUniform(r *rand.Rand, limit int64) int64 {
 	return max(1, int64(math.Exp(r.Float64()*math.Log(float64(limit)))))
 }
 
-// randomLimit has any algorithm, every other leaky bucket a queue, quotas from 1 to 10^9 and windows from 1 µs to ten years, many of them round.
+// randomLimit has any algorithm, every other leaky bucket a queue, quotas from 1 to 10^9 and
+// windows from 1 µs to ten years, many of them round.
 func randomLimit(r *rand.Rand) *Limit { return randomLimitUpTo(r, 315_360_000_000_000) }
 
 // randomLimitUpTo keeps the window short enough for a test that counts many of them.
@@ -63,7 +64,8 @@ func randomLimitUpTo(r *rand.Rand, longest int64) *Limit {
 	}
 }
 
-// randomHistory charges the counter a few times and returns a moment after, or a little before, the last of them.
+// randomHistory charges the counter a few times and returns a moment after, or a little before, the
+// last of them.
 func (s *single) randomHistory(r *rand.Rand) time.Duration {
 	now := 50 * 365 * 24 * time.Hour
 	for range r.IntN(8) {
@@ -206,7 +208,8 @@ func TestPromise05AboveCapacityNever(t *testing.T) {
 	})
 }
 
-// The charges of a batch on different counters are each decided as if alone, and committed together or not at all.
+// The charges of a batch on different counters are each decided as if alone, and committed together
+// or not at all.
 func TestPromise07AllOrNone(t *testing.T) {
 	for seed := range uint64(rounds) {
 		r := rand.New(rand.NewPCG(seed, 3))
@@ -247,7 +250,8 @@ func TestPromise07AllOrNone(t *testing.T) {
 	}
 }
 
-// Charges on one counter pass exactly if one charge of their sum does, and leave what that would leave.
+// Charges on one counter pass exactly if one charge of their sum does, and leave what that would
+// leave.
 func TestPromise07Sums(t *testing.T) {
 	forAll(t, func(t *testing.T, r *rand.Rand, s *single, now time.Duration) {
 		a, b := 1+r.Int64N(s.l.Capacity), 1+r.Int64N(s.l.Capacity)
@@ -367,7 +371,8 @@ func TestPromise08NoCreditTwice(t *testing.T) {
 	}
 }
 
-// After a step of any size no key is locked for more than a window beyond the longest wait that the algorithm itself knows.
+// After a step of any size no key is locked for more than a window beyond the longest wait that the
+// algorithm itself knows.
 func TestPromise08NoKeyIsLocked(t *testing.T) {
 	for seed := range uint64(rounds) {
 		r := rand.New(rand.NewPCG(seed, 5))
@@ -399,7 +404,8 @@ func TestPromise08NoKeyIsLocked(t *testing.T) {
 	}
 }
 
-// The whole band up to one window stands still, to the microsecond; one more re-anchors, on a refusal too.
+// The whole band up to one window stands still, to the microsecond; one more re-anchors, on a
+// refusal too.
 func TestPromise08TheEdgeIsOneWindow(t *testing.T) {
 	for a := FixedWindow; a <= Concurrency; a++ {
 		p := Policy{Algorithm: a, Quota: 4, Window: time.Second}
@@ -438,7 +444,8 @@ func TestPromise09WaitsAreAtLeastATick(t *testing.T) {
 	})
 }
 
-// A changed quota keeps the units in use; a bucket of another scale rounds them up, by less than one of its steps.
+// A changed quota keeps the units in use; a bucket of another scale rounds them up, by less than
+// one of its steps.
 func TestPromise10ChangedQuotaKeepsUsage(t *testing.T) {
 	forAll(t, func(t *testing.T, r *rand.Rand, s *single, now time.Duration) {
 		s.decide(now, Charge{Cost: 1 + r.Int64N(s.l.Capacity), Force: true})
@@ -523,7 +530,8 @@ func TestPromise10SmallestLevel(t *testing.T) {
 	}
 }
 
-// A debt that a quicker rate had for its bound, read at a slower one of the same scale: no wait leaves the numbers.
+// A debt that a quicker rate had for its bound, read at a slower one of the same scale: no wait
+// leaves the numbers.
 func TestPromise10DebtAtASlowerRate(t *testing.T) {
 	const window = 365 * 24 * time.Hour
 	fast := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 97, Window: window, Burst: 1500})
@@ -539,7 +547,8 @@ func TestPromise10DebtAtASlowerRate(t *testing.T) {
 	}
 }
 
-// A bucket whose tick becomes coarser in the middle of one: nothing is credited twice and the waits are tight.
+// A bucket whose tick becomes coarser in the middle of one: nothing is credited twice and the waits
+// are tight.
 func TestPromise10CoarserTick(t *testing.T) {
 	fine := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 1, Window: 1000 * time.Hour, Burst: 3})
 	coarse := newSingle(t, Policy{Algorithm: TokenBucket, Quota: 7777777, Window: 1000 * time.Hour, Burst: 7777777}).l
@@ -563,7 +572,8 @@ func TestPromise10CoarserTick(t *testing.T) {
 	}
 }
 
-// Units given back at once are as if never taken; later, in windows and logs, as if their place had stayed empty.
+// Units given back at once are as if never taken; later, in windows and logs, as if their place had
+// stayed empty.
 func TestPromise12RefundUndoes(t *testing.T) {
 	forAll(t, func(t *testing.T, r *rand.Rand, s *single, now time.Duration) {
 		without := single{l: s.l, state: s.state}
@@ -593,7 +603,8 @@ func TestPromise12RefundUndoes(t *testing.T) {
 	})
 }
 
-// Whatever is given back, however late and however often: never above the capacity, never to another window.
+// Whatever is given back, however late and however often: never above the capacity, never to
+// another window.
 func TestPromise12RefundsStayWithinWhatWasTaken(t *testing.T) {
 	for seed := range uint64(rounds) {
 		r := rand.New(rand.NewPCG(seed, 7))
@@ -650,7 +661,8 @@ func TestRefundToZeroIsTheZeroState(t *testing.T) {
 	}
 }
 
-// A log gives back to the entry of the mark alone, never more than is in it, and keeps no empty entries.
+// A log gives back to the entry of the mark alone, never more than is in it, and keeps no empty
+// entries.
 func TestRefundOfOneLogEntry(t *testing.T) {
 	s := newSingle(t, Policy{Algorithm: SlidingLog, Quota: 9, Window: 10 * time.Second})
 	at := func(n int64) int64 { return (ms(n)).Microseconds() }
@@ -711,7 +723,8 @@ func TestWorstCaseWithinAWindow(t *testing.T) {
 	}
 }
 
-// busiest asks for all that remains at random moments and returns the most that passed within one window's length.
+// busiest asks for all that remains at random moments and returns the most that passed within one
+// window's length.
 func busiest(s *single, r *rand.Rand) (most int64) {
 	var log []event
 	for now := int64(0); now < 20*s.l.window; now += 1 + r.Int64N(s.l.window/2) {

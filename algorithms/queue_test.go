@@ -8,14 +8,16 @@ import (
 	"time"
 )
 
-// server is a queue by another definition than a level: it works on each unit for window/quota, one after the other in order of
-// arrival. Times are in 1/quota µs, so that nothing is rounded; done is when all that was admitted is done.
+// server is a queue by another definition than a level: it works on each unit for window/quota, one
+// after the other in order of arrival. Times are in 1/quota µs, so that nothing is rounded; done is
+// when all that was admitted is done.
 type server struct {
 	l    *Limit
 	done int64
 }
 
-// admit says when a cost that arrives at now may begin, and false if it finds the queue full or would wait too long.
+// admit says when a cost that arrives at now may begin, and false if it finds the queue full or
+// would wait too long.
 func (s *server) admit(now, cost int64) (delay time.Duration, ok bool) {
 	l := s.l
 	arrival := (now - now%l.tick) * l.Quota
@@ -34,7 +36,8 @@ func (s *server) admit(now, cost int64) (delay time.Duration, ok bool) {
 	return delay, true
 }
 
-// randomQueue has small enough numbers for a server to count exactly, and in half of the cases a coarse tick.
+// randomQueue has small enough numbers for a server to count exactly, and in half of the cases a
+// coarse tick.
 func randomQueue(r *rand.Rand) *Limit {
 	for {
 		p := Policy{Algorithm: LeakyBucket, Quota: logUniform(r, 10_000), Burst: 2 + r.Int64N(40)}
@@ -49,7 +52,8 @@ func randomQueue(r *rand.Rand) *Limit {
 	}
 }
 
-// A delay is exactly the time to the slot: what a server that works at the constant rate would need to get there.
+// A delay is exactly the time to the slot: what a server that works at the constant rate would need
+// to get there.
 func TestQueueServesInOrderAtTheConstantRate(t *testing.T) {
 	var delayed, refused int
 	for seed := range uint64(rounds) {
@@ -96,7 +100,8 @@ func TestQueueServesInOrderAtTheConstantRate(t *testing.T) {
 	}
 }
 
-// Charges of one batch on one counter share the slot of their sum, so that none of them waits longer than MaxWait.
+// Charges of one batch on one counter share the slot of their sum, so that none of them waits
+// longer than MaxWait.
 func TestQueueBatchHasOneSlot(t *testing.T) {
 	l := newQueue(t, 5, 0, ms(250)).l
 	c := Charge{Limit: l, Cost: 2}
@@ -139,7 +144,8 @@ func TestQueueDelaysWhatTakes(t *testing.T) {
 	}
 }
 
-// Given back by force from anywhere, or without it from the end: what is left in the queue is as if never taken.
+// Given back by force from anywhere, or without it from the end: what is left in the queue is as if
+// never taken.
 func TestQueueGivesBack(t *testing.T) {
 	for seed := range uint64(rounds) {
 		r := rand.New(rand.NewPCG(seed, 21))
@@ -187,8 +193,8 @@ func TestIntervalRoundsDown(t *testing.T) {
 	}
 }
 
-// Requests that come, renew, go, and are lost: in flight are those that came and neither went nor were silent for a lease
-// time; never more than the quota pass, and each gives back once.
+// Requests that come, renew, go, and are lost: in flight are those that came and neither went nor
+// were silent for a lease time; never more than the quota pass, and each gives back once.
 func TestLeases(t *testing.T) {
 	for seed := range uint64(rounds) {
 		r := rand.New(rand.NewPCG(seed, 22))
@@ -236,7 +242,8 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// A ban lasts exactly as long as it was said to, by however many it was asked for at once; the clock may step back.
+// A ban lasts exactly as long as it was said to, by however many it was asked for at once; the
+// clock may step back.
 func TestBanLastsExactly(t *testing.T) {
 	ban := Ban("z")
 	for seed := range uint64(rounds) {
@@ -273,7 +280,8 @@ func TestBanLastsExactly(t *testing.T) {
 	}
 }
 
-// What a kernel that is not written in Go is told: without a queue no level is above the bounds of waiting.
+// What a kernel that is not written in Go is told: without a queue no level is above the bounds of
+// waiting.
 func TestParams(t *testing.T) {
 	p := newQueue(t, 5, 3, ms(250)).l.Params()
 	want := Params{

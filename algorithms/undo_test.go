@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// What a committed charge took is given back whole by what undoes it, for every algorithm; what took nothing undoes nothing.
+// What a committed charge took is given back whole by what undoes it, for every algorithm; what
+// took nothing undoes nothing.
 func TestUndo(t *testing.T) {
 	for a := Algorithm(1); a.Kernel() != 0; a++ {
 		p := Policy{Algorithm: a, Quota: 5, Window: time.Minute}

@@ -13,7 +13,8 @@ type single struct {
 	state State
 }
 
-// scratch lets a test decide millions of times without allocating; decisions of one package's tests are not concurrent.
+// scratch lets a test decide millions of times without allocating; decisions of one package's tests
+// are not concurrent.
 var scratch struct {
 	counter  Counter
 	counters [1]*Counter
@@ -60,8 +61,8 @@ func upMS(d time.Duration) int64 {
 
 const never, skip = -1, -2
 
-// vector: at a moment a cost is answered with what remains and the wait for it; full is the wait until
-// the whole capacity is there again.
+// vector: at a moment a cost is answered with what remains and the wait for it; full is the wait
+// until the whole capacity is there again.
 type vector struct{ at, cost, left, retry, full int64 }
 
 func (s *single) follow(t *testing.T, vectors []vector) {
@@ -127,7 +128,8 @@ func TestVectorsLeakyBucket(t *testing.T) {
 	s.follow(t, []vector{{0, 1, 0, 0, 100}, {0, 1, 0, 100, 100}, {99, 1, 0, 1, 1}, {100, 1, 0, 0, 100}})
 }
 
-// slots asks for one unit at a time at one moment and wants the delays, in milliseconds; below 0 a refusal and its wait.
+// slots asks for one unit at a time at one moment and wants the delays, in milliseconds; below 0 a
+// refusal and its wait.
 func (s *single) slots(t *testing.T, at int64, want ...int64) {
 	t.Helper()
 	for i, delay := range want {
@@ -166,7 +168,8 @@ func TestVectorsQueueMaxWait(t *testing.T) {
 	newQueue(t, 5, 0, MaxWindow).slots(t, 0, 0, 100, 200, 300, 400, 500, -100)
 }
 
-// The leaver: A 0, B 100, C 200, D 300; B leaves at 10, and a newcomer gets 300, for C and D have moved up.
+// The leaver: A 0, B 100, C 200, D 300; B leaves at 10, and a newcomer gets 300, for C and D have
+// moved up.
 func TestVectorsQueueLeaver(t *testing.T) {
 	s := newQueue(t, 5, 0, 0)
 	s.slots(t, 0, 0)

@@ -34,11 +34,12 @@ func (l *Limit) weigh(c *Counter) int64 { return l.previous(c) * l.left(c) }
 // previous is the count of the window before.
 func (l *Limit) previous(c *Counter) int64 { return l.exact(c.B) }
 
-// exact bounds a count so that its product with a time stays exact: one that a far larger quota left behind could exceed it.
+// exact bounds a count so that its product with a time stays exact: one that a far larger quota
+// left behind could exceed it.
 func (l *Limit) exact(count int64) int64 { return min(count, l.most) }
 
-// slidingWait: prev·left + (cur+cost)·W ≤ quota·W, first in this window, else in the next, where cur has become prev. It is the
-// wait after so many more units were used in this window.
+// slidingWait: prev·left + (cur+cost)·W ≤ quota·W, first in this window, else in the next, where
+// cur has become prev. It is the wait after so many more units were used in this window.
 func (l *Limit) slidingWait(c *Counter, more, cost int64) int64 {
 	prev, cur, left := l.previous(c), l.exact(c.A+more), l.left(c)
 	if room := l.Quota - cur - cost; room >= 0 {

@@ -1,6 +1,7 @@
 package main
 
-// The whole handler as Caddy calls it: key client IP, fields of the IETF draft, metrics on, the log written to a file.
+// The whole handler as Caddy calls it: key client IP, fields of the IETF draft, metrics on, the log
+// written to a file.
 
 import (
 	"net/http"

@@ -1,7 +1,9 @@
-// Command bench compares sluice with other limiters for Go in one run and prints one Markdown table.
+// Command bench compares sluice with other limiters for Go in one run and prints one Markdown
+// table.
 //
-// Every figure comes from a process of its own, so that no limiter pays for another's heap. The processes of a round
-// run one after another in random order, and there are several rounds, because on a shared machine times drift by tens of percent.
+// Every figure comes from a process of its own, so that no limiter pays for another's heap. The
+// processes of a round run one after another in random order, and there are several rounds, because
+// on a shared machine times drift by tens of percent.
 package main
 
 import (
@@ -96,9 +98,10 @@ func measureOne(text string, length time.Duration, profile string) {
 		check(pprof.StartCPUProfile(f))
 		defer pprof.StopCPUProfile()
 	}
-	// Preparing a request for the handler makes ten times the garbage of handling it, and would keep the collector
-	// running all the time. A server's heap is larger, and so is the time between its collections. So it runs only when the heap
-	// is full, of memory that was used before: a page's first use takes as long as a tenth of a request.
+	// Preparing a request for the handler makes ten times the garbage of handling it, and would
+	// keep the collector running all the time. A server's heap is larger, and so is the time
+	// between its collections. So it runs only when the heap is full, of memory that was used
+	// before: a page's first use takes as long as a tenth of a request.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(3 << 30)
 	use(2 << 30)

@@ -1,7 +1,7 @@
 package main
 
-// How one scenario is measured: the requests of a batch are made outside of the measured time, and processors that
-// measure together begin each batch together.
+// How one scenario is measured: the requests of a batch are made outside of the measured time, and
+// processors that measure together begin each batch together.
 
 import (
 	"fmt"
@@ -21,8 +21,9 @@ type limiter interface {
 
 // worker decides on the requests of a batch. prepare is not measured.
 type worker interface {
-	// batch is how many requests it likes to have prepared: few enough to stay in the processor's cache, as a request
-	// that was just read does, and enough for processors to get into one another's way.
+	// batch is how many requests it likes to have prepared: few enough to stay in the processor's
+	// cache, as a request that was just read does, and enough for processors to get into one
+	// another's way.
 	batch() int
 	prepare(slot int, key string)
 	// decide reports whether the request passed.
@@ -62,8 +63,9 @@ func fill(l limiter, keys []string) {
 	}
 }
 
-// speed returns the nanoseconds per decision, all processors together. It is that of the median batch, which a machine
-// with other work on it did not interrupt; a batch lasts from the first processor's start to the last one's end.
+// speed returns the nanoseconds per decision, all processors together. It is that of the median
+// batch, which a machine with other work on it did not interrupt; a batch lasts from the first
+// processor's start to the last one's end.
 func speed(l limiter, keys []string, refuse bool, processors int, length time.Duration) float64 {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(processors))
 	var wg sync.WaitGroup
@@ -115,13 +117,15 @@ func decide(w worker, refuse bool) {
 	}
 }
 
-// barrier lets goroutines begin together. They spin, because waking one up takes as long as many decisions.
+// barrier lets goroutines begin together. They spin, because waking one up takes as long as many
+// decisions.
 type barrier struct {
 	arrived atomic.Int64
 	last    atomic.Int64 // the arrival that completes the last round; 0 before that is known
 }
 
-// wait reports whether any of them said, on arriving at this round or an earlier one, that it is done.
+// wait reports whether any of them said, on arriving at this round or an earlier one, that it is
+// done.
 func (b *barrier) wait(n int, done bool) bool {
 	round := (b.arrived.Load()/int64(n) + 1) * int64(n)
 	if done {
@@ -156,7 +160,8 @@ func memory(s subject, keys []string) (bytes, objects float64) {
 	l := s.hundred()
 	fill(l, keys[:1])
 	before := heap()
-	// The keys are made anew: a limiter that keeps them is to pay for them, and one that does not is not.
+	// The keys are made anew: a limiter that keeps them is to pay for them, and one that does not
+	// is not.
 	w := l.worker()
 	for i := range keys {
 		w.prepare(0, string(append([]byte(nil), keys[i]...)))

@@ -1,7 +1,7 @@
 package main
 
-// The limiters that are compared, each with a quota that is never used up, one that is used up by the first
-// request for a day, and one with which memory is measured.
+// The limiters that are compared, each with a quota that is never used up, one that is used up by
+// the first request for a day, and one with which memory is measured.
 
 import (
 	"context"
@@ -93,7 +93,8 @@ func newStore(a algorithms.Algorithm, q quota) limiter {
 	p := algorithms.Policy{Algorithm: a, Quota: q.units, Window: q.window}
 	switch {
 	case a == algorithms.TokenBucket && q == endless:
-		// Refilled as fast as that, a bucket would be full again, and forgotten, before its next request.
+		// Refilled as fast as that, a bucket would be full again, and forgotten, before its next
+		// request.
 		p.Quota, p.Window, p.Burst = 100_000, 24*time.Hour, 100_000_000
 	case a == algorithms.TokenBucket:
 		p.Burst = q.units

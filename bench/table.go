@@ -1,8 +1,8 @@
 package main
 
-// The table: a row for each subject, with the least of its rounds and the ratio to the baseline's least. Other work on the
-// machine only ever adds: where two processors share a core, a neighbour makes a whole round slower by three quarters,
-// and the median would tell how often there was one.
+// The table: a row for each subject, with the least of its rounds and the ratio to the baseline's
+// least. Other work on the machine only ever adds: where two processors share a core, a neighbour
+// makes a whole round slower by three quarters, and the median would tell how often there was one.
 
 import (
 	"fmt"

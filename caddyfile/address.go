@@ -88,7 +88,8 @@ var (
 	database = regexp.MustCompile(`^[0-9]{1,6}$`)
 )
 
-// parseURL reads a URL. What the standard library says of a bad one is left out, since it quotes the password.
+// parseURL reads a URL. What the standard library says of a bad one is left out, since it quotes
+// the password.
 func parseURL(text string) (*address, error) {
 	scheme, _, _ := strings.Cut(text, "://")
 	if scheme != "redis" && scheme != "rediss" && scheme != "unix" {
@@ -136,7 +137,8 @@ func parseURL(text string) (*address, error) {
 	return a, nil
 }
 
-// harmless is an address without what may be secret: the user and password, and whatever may be a part of them.
+// harmless is an address without what may be secret: the user and password, and whatever may be a
+// part of them.
 func harmless(text string) string {
 	scheme, rest, isURL := strings.Cut(text, "://")
 	if isURL = isURL && schemeName.MatchString(scheme); isURL {
@@ -160,7 +162,7 @@ func harmless(text string) string {
 
 var (
 	schemeName = regexp.MustCompile(`^[a-z]+$`)
-	// plainAddress is an address, or what follows a URL's scheme, without a password in it: redis://:secret, which lacks @host,
-	// is not plain, nor is password=secret.
+	// plainAddress is an address, or what follows a URL's scheme, without a password in it:
+	// redis://:secret, which lacks @host, is not plain, nor is password=secret.
 	plainAddress = regexp.MustCompile(`^([\pL\pN_.{}-]*|\[[0-9A-Fa-f:.]*\])(:[0-9]*)?(/.*)?$`)
 )

@@ -1,5 +1,6 @@
-// What stands around a rate_limit handler in its server, as far as that is known at load: which handlers run before it and what
-// they set, and which matchers lead to it. So warnings speak only where they are true.
+// What stands around a rate_limit handler in its server, as far as that is known at load: which
+// handlers run before it and what they set, and which matchers lead to it. So warnings speak only
+// where they are true.
 
 package caddyfile
 
@@ -15,9 +16,11 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// around is what a handler's place says. The zero value is that of a handler before which nothing runs.
+// around is what a handler's place says. The zero value is that of a handler before which nothing
+// runs.
 type around struct {
-	// before are the placeholders that handlers before it set, with a * at the end where they set all that begin so.
+	// before are the placeholders that handlers before it set, with a * at the end where they set
+	// all that begin so.
 	before []string
 	// behind are those of the handlers behind it in its site.
 	behind []string
@@ -50,8 +53,9 @@ func covers(list []string, name string) bool {
 	return false
 }
 
-// lookAround finds the handler with this config in its server. Caddy provisions routes in their order, and forgets the JSON of each
-// when it is done, so the handler is in the first route that has its JSON yet, together with all that the route holds.
+// lookAround finds the handler with this config in its server. Caddy provisions routes in their
+// order, and forgets the JSON of each when it is done, so the handler is in the first route that
+// has its JSON yet, together with all that the route holds.
 func lookAround(ctx caddy.Context, c *Config) *around {
 	a := new(around)
 	server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
@@ -69,13 +73,14 @@ func lookAround(ctx caddy.Context, c *Config) *around {
 		slices.Sort(a.before) // maps of JSON have no order, and messages have one
 		return a
 	}
-	// In a named route, whose callers are not known, or in the server's error routes, before which all others may have run.
+	// In a named route, whose callers are not known, or in the server's error routes, before which
+	// all others may have run.
 	a.before, a.errors, a.response = []string{everything}, true, true
 	return a
 }
 
-// trustsProxies reads a field that Caddy keeps for itself, since the setting is taken out of the config when it is read. Should the
-// field have another name one day, fewer warnings are given.
+// trustsProxies reads a field that Caddy keeps for itself, since the setting is taken out of the
+// config when it is read. Should the field have another name one day, fewer warnings are given.
 func trustsProxies(server *caddyhttp.Server) bool {
 	source := reflect.ValueOf(server).Elem().FieldByName("trustedProxies")
 	return source.IsValid() && source.Kind() == reflect.Interface && !source.IsNil()
@@ -141,7 +146,8 @@ func (a *around) find(node any, own []byte) bool {
 	return false
 }
 
-// runsBefore: of two routes, whether a request may go through the first and come to the second. Of handlers it is always so.
+// runsBefore: of two routes, whether a request may go through the first and come to the second. Of
+// handlers it is always so.
 func runsBefore(first, second any) bool {
 	one, _ := first.(map[string]any)
 	two, _ := second.(map[string]any)
@@ -192,7 +198,8 @@ func toJSON(route *caddyhttp.Route) any {
 	return node
 }
 
-// handlerJSON is a handler that was provisioned. What it has in routes of its own is no longer told.
+// handlerJSON is a handler that was provisioned. What it has in routes of its own is no longer
+// told.
 func handlerJSON(handler caddyhttp.MiddlewareHandler) any {
 	if sub, ok := handler.(*caddyhttp.Subroute); ok {
 		var routes []any

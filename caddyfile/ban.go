@@ -10,18 +10,21 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// Ban is what a client gets that is refused too often. Its limits are exact and count in spaces of their own.
+// Ban is what a client gets that is refused too often. Its limits are exact and count in spaces of
+// their own.
 type Ban struct {
 	// Durations of the first ban and of those that follow it; the last one holds for all further.
 	Durations []time.Duration
-	// Strikes counts what earns a ban, on the instance that refuses: the last unit of its quota is the ban.
+	// Strikes counts what earns a ban, on the instance that refuses: the last unit of its quota is
+	// the ban.
 	Strikes *algorithms.Limit
 	// Ladder counts the bans of a key for twice the longest duration; nil with one duration.
 	Ladder *algorithms.Limit
 	// Bans holds them, see [algorithms.Ban].
 	Bans *algorithms.Limit
-	// Pending counts, where a response says what a request costs, those that reserved units and may yet give them back: a refusal
-	// meanwhile is for want of an answer, not of good behaviour, and no strike. Nil elsewhere.
+	// Pending counts, where a response says what a request costs, those that reserved units and may
+	// yet give them back: a refusal meanwhile is for want of an answer, not of good behaviour, and
+	// no strike. Nil elsewhere.
 	Pending *algorithms.Limit
 }
 
@@ -73,7 +76,8 @@ func (z *zoneCompiler) ban() error {
 			return z.fail("ban", -1, err)
 		}
 	}
-	// A ban was earned, and forgetting one lets its client in. So a small table of clients does not bound them.
+	// A ban was earned, and forgetting one lets its client in. So a small table of clients does not
+	// bound them.
 	b.Bans.MaxKeys = max(z.maxKeys, algorithms.DefaultMaxKeys)
 	if b.Ladder != nil {
 		b.Ladder.MaxKeys = b.Bans.MaxKeys
@@ -82,14 +86,16 @@ func (z *zoneCompiler) ban() error {
 	return nil
 }
 
-// longestPending is how long a reservation matters: until its units are free anyway, in a sliding window after two. For a day at
-// most, since an instance that dies leaves its reservations in Redis.
+// longestPending is how long a reservation matters: until its units are free anyway, in a sliding
+// window after two. For a day at most, since an instance that dies leaves its reservations in
+// Redis.
 func (z *zoneCompiler) longestPending() time.Duration {
 	_, longest := z.refills()
 	return min(max(time.Second, 2*longest), 24*time.Hour)
 }
 
-// refills is how long the fastest and the slowest of the limits take to offer all their units again.
+// refills is how long the fastest and the slowest of the limits take to offer all their units
+// again.
 func (z *zoneCompiler) refills() (shortest, longest time.Duration) {
 	for limit := range z.out.AllLimits() {
 		if limit.Algorithm == algorithms.Concurrency {

@@ -1,5 +1,6 @@
-// What an error route writes is the operator's, and may be kept by a cache as long as it says. A refusal that is kept is answered
-// to everybody, so a route that says so of refusals is warned about.
+// What an error route writes is the operator's, and may be kept by a cache as long as it says. A
+// refusal that is kept is answered to everybody, so a route that says so of refusals is warned
+// about.
 
 package caddyfile
 
@@ -61,8 +62,8 @@ func keptBy(set map[string]any) (list []string) {
 	return list
 }
 
-// mayBeAbout reports whether a route with these matchers in JSON may be about the status: not if an expression names other statuses
-// only, as handle_errors 404 and 5xx write it.
+// mayBeAbout reports whether a route with these matchers in JSON may be about the status: not if an
+// expression names other statuses only, as handle_errors 404 and 5xx write it.
 func mayBeAbout(match any, status string) bool {
 	sets, _ := match.([]any)
 	for _, set := range sets {

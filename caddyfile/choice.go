@@ -1,7 +1,8 @@
-// A header line, cookie or query parameter that occurs several times. Backends differ in which of its values they take, and a
-// client that knows one may add others at will, so a key is made of each. The values are read here as loosely as any backend
-// reads them, and what one of them takes for the same value is one here: a reading too many costs the sender a unit, one too
-// few would be a counter that nobody watches.
+// A header line, cookie or query parameter that occurs several times. Backends differ in which of
+// its values they take, and a client that knows one may add others at will, so a key is made of
+// each. The values are read here as loosely as any backend reads them, and what one of them takes
+// for the same value is one here: a reading too many costs the sender a unit, one too few would be
+// a counter that nobody watches.
 
 package caddyfile
 
@@ -16,7 +17,8 @@ import (
 // MaxKeys is how many keys of one request are charged. What would be more is no honest request.
 const MaxKeys = 4
 
-// choice is which of its values each source takes: the digits of nth, where a source with three values has base 3.
+// choice is which of its values each source takes: the digits of nth, where a source with three
+// values has base 3.
 type choice struct {
 	nth int
 	of  int // how many numbers there are, for what was read so far
@@ -98,7 +100,8 @@ func (s *readings) parameter(pair, name string) {
 	}
 }
 
-// isParameter: parsers that make lists and objects of parameters take name[], name[0] and [name] for the same.
+// isParameter: parsers that make lists and objects of parameters take name[], name[0] and [name]
+// for the same.
 func isParameter(key, name string) bool {
 	if rest, ok := strings.CutPrefix(key, "["); ok {
 		return strings.HasPrefix(rest, name) && strings.HasPrefix(rest[len(name):], "]")
@@ -106,7 +109,8 @@ func isParameter(key, name string) bool {
 	return strings.HasPrefix(key, name) && (len(key) == len(name) || key[len(name)] == '[')
 }
 
-// cookie reads a cookie, whose name is compared exactly as backends do. Some parsers end a cookie at a blank or a comma too.
+// cookie reads a cookie, whose name is compared exactly as backends do. Some parsers end a cookie
+// at a blank or a comma too.
 func (c *choice) cookie(dst []byte, lines []string, name string) []byte {
 	var values readings
 	for _, line := range lines {
@@ -131,7 +135,8 @@ func (c *choice) cookie(dst []byte, lines []string, name string) []byte {
 	return c.take(dst, &values)
 }
 
-// cookieText takes off what one parser or another takes off: blanks, quotes, backslashes within them, and percent encoding.
+// cookieText takes off what one parser or another takes off: blanks, quotes, backslashes within
+// them, and percent encoding.
 func cookieText(text string) string {
 	text = strings.Trim(text, blank)
 	if len(text) > 1 && text[0] == '"' {
@@ -162,7 +167,8 @@ func unquote(text string) string {
 
 func isOctal(text string) bool { return strings.Trim(text, "01234567") == "" }
 
-// percentDecoded resolves percent encoding and, in a form, the + for a blank. What is malformed stays as it is.
+// percentDecoded resolves percent encoding and, in a form, the + for a blank. What is malformed
+// stays as it is.
 func percentDecoded(text string, form bool) string {
 	if strings.IndexByte(text, '%') < 0 && !(form && strings.IndexByte(text, '+') >= 0) {
 		return text

@@ -1,5 +1,6 @@
-// Config → rules. Everything that can be wrong with a config is found here, so that Caddyfile users, whose files the
-// adapter compiles once to find errors while it still knows lines, and JSON users get the same answers.
+// Config → rules. Everything that can be wrong with a config is found here, so that Caddyfile
+// users, whose files the adapter compiles once to find errors while it still knows lines, and JSON
+// users get the same answers.
 
 package caddyfile
 
@@ -55,15 +56,16 @@ func (r Response) String() string { return [...]string{"auto", "problem", "error
 const (
 	defaultSweep = time.Minute
 	mostJitter   = 1000
-	// exactQuota is up to which quota a zone without an algorithm counts exactly: a sliding window counter gives
-	// quota−1 per window under saturation, which is much of a small quota, and a log of few entries is cheap.
+	// exactQuota is up to which quota a zone without an algorithm counts exactly: a sliding window
+	// counter gives quota−1 per window under saturation, which is much of a small quota, and a log
+	// of few entries is cheap.
 	exactQuota = 10
 )
 
-// Compile checks a config and turns it into rules. It loads the matchers of c's zones into ctx, which takes them out of c,
-// so a config is compiled once.
-// The error names the JSON path, or the line of the Caddyfile that the config was adapted from,
-// the value that was wrong, and what would be right.
+// Compile checks a config and turns it into rules. It loads the matchers of c's zones into ctx,
+// which takes them out of c, so a config is compiled once. The error names the JSON path, or the
+// line of the Caddyfile that the config was adapted from, the value that was wrong, and what would
+// be right.
 func Compile(ctx caddy.Context, c *Config) (*Rules, error) {
 	repl := caddy.NewReplacer()
 	rules, err := compile(c, func(name string) (string, bool) { return repl.GetString(name) }, lookAround(ctx, c))
@@ -97,7 +99,8 @@ func loadMatchers(ctx caddy.Context, zone *Zone, field string, sets int) (caddyh
 	return matchers, matchers.FromInterface(loaded)
 }
 
-// fieldError says where in the config something is wrong. Its text is the JSON path; the parser replaces it by a line.
+// fieldError says where in the config something is wrong. Its text is the JSON path; the parser
+// replaces it by a line.
 type fieldError struct {
 	zone, place string // "" for a setting of the handler
 	field       string // JSON name, "" for the whole zone
@@ -124,14 +127,15 @@ func (e *fieldError) Unwrap() error { return e.err }
 // compiler holds what compiling one config needs.
 type compiler struct {
 	c *Config
-	// lookup reads placeholders that stand for one value at load; nil while adapting, when their values do not count.
+	// lookup reads placeholders that stand for one value at load; nil while adapting, when their
+	// values do not count.
 	lookup func(name string) (string, bool)
 	around *around // nil while adapting
 	rules  *Rules
 }
 
-// compile is Compile without matchers. With a nil lookup, as at adapt time, settings that hold placeholders are left
-// for the load, and the rules are not complete.
+// compile is Compile without matchers. With a nil lookup, as at adapt time, settings that hold
+// placeholders are left for the load, and the rules are not complete.
 func compile(c *Config, lookup func(string) (string, bool), around *around) (*Rules, error) {
 	k := &compiler{c: c, lookup: lookup, around: around, rules: &Rules{
 		LogKey: c.LogKey, DisableMetrics: c.DisableMetrics, SweepInterval: defaultSweep,
@@ -217,7 +221,8 @@ func (k *compiler) warn(format string, args ...any) {
 	k.rules.Warnings = append(k.rules.Warnings, fmt.Sprintf(format, args...))
 }
 
-// nanoseconds reminds of what a number means, where a duration is so short that it was probably meant as another unit.
+// nanoseconds reminds of what a number means, where a duration is so short that it was probably
+// meant as another unit.
 func nanoseconds(d time.Duration) string {
 	if d > 0 && d < time.Millisecond {
 		return "; a JSON number is nanoseconds"
@@ -360,7 +365,8 @@ func (k *compiler) unnamedZone() (map[string]*Zone, []string, error) {
 	return map[string]*Zone{c.Unnamed(): z}, []string{c.Unnamed()}, nil
 }
 
-// expand evaluates the placeholders in a number or limit. known is false at adapt time if there are any.
+// expand evaluates the placeholders in a number or limit. known is false at adapt time if there are
+// any.
 func (k *compiler) expand(text string) (value string, known bool, err error) {
 	if name, ok := notGlobal(text); ok {
 		return "", false, fmt.Errorf("{%s} has no value at load; want a number, or a global placeholder such as {env.LIMIT}", name)
@@ -376,7 +382,8 @@ func (k *compiler) expandText(text string) (value string, known bool, err error)
 	return k.expandGlobal(text)
 }
 
-// expandSecret is expand for a text that may be secret: braces may be a part of it, so that the error does not quote them.
+// expandSecret is expand for a text that may be secret: braces may be a part of it, so that the
+// error does not quote them.
 func (k *compiler) expandSecret(text string) (value string, known bool, err error) {
 	if _, ok := notGlobal(text); ok {
 		return "", false, errors.New(`{ and } around what has no value at load; want {env.<name>} or {file.<path>}, or \{ for a brace that is meant`)
@@ -465,7 +472,8 @@ func (k *compiler) wireNames() error {
 // besides are how the names end of the spaces that a zone has besides its own.
 var besides = []string{" (bans)", " (strikes)", " (ladder)", " (pending)", " (share)"}
 
-// checkName refuses names that people cannot read, and those of spaces that a zone has besides its own.
+// checkName refuses names that people cannot read, and those of spaces that a zone has besides its
+// own.
 func checkName(name string) error {
 	switch {
 	case name == "":

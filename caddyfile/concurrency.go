@@ -72,8 +72,8 @@ func (z *zoneCompiler) leasesOnly() error {
 	return nil
 }
 
-// keepLeases makes leases endless: what counts in this process dies with it, so that they need no expiry, and without one
-// a changed lease does not start the count afresh.
+// keepLeases makes leases endless: what counts in this process dies with it, so that they need no
+// expiry, and without one a changed lease does not start the count afresh.
 func (r *Rule) keepLeases() (err error) {
 	for _, plan := range r.Plans {
 		for i, l := range plan.Limits {

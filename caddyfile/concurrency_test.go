@@ -7,7 +7,8 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// In this process leases are endless, in Redis they last as written; what is beside them stays as it is.
+// In this process leases are endless, in Redis they last as written; what is beside them stays as
+// it is.
 func TestLeases(t *testing.T) {
 	for _, tc := range []struct {
 		store string

@@ -12,7 +12,8 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// chargeFactor is how many times the capacity a response may cost unless charge says its max: far more than is likely.
+// chargeFactor is how many times the capacity a response may cost unless charge says its max: far
+// more than is likely.
 const chargeFactor = 100
 
 // Cost is how many units a request takes: a fixed number, or read from the request.
@@ -27,9 +28,9 @@ func (c *Cost) Dynamic() bool { return c.text != nil }
 // Least is the least that the cost can be.
 func (c *Cost) Least() int64 { return c.fixed }
 
-// Units returns what the request takes. ok is false when the placeholder's value is negative or not a whole number;
-// the units are then 1, and the handler counts and logs that. A number that is too big for an int64 is the biggest one:
-// it is above every capacity all the same.
+// Units returns what the request takes. ok is false when the placeholder's value is negative or not
+// a whole number; the units are then 1, and the handler counts and logs that. A number that is too
+// big for an int64 is the biggest one: it is above every capacity all the same.
 func (c *Cost) Units(r *http.Request) (units int64, ok bool) {
 	if units, _, ok = c.Value(r); !ok {
 		return 1, false
@@ -37,7 +38,8 @@ func (c *Cost) Units(r *http.Request) (units int64, ok bool) {
 	return units, true
 }
 
-// Value is Units for a value that may be missing: written is false when it is empty, ok when it is a whole number of at least 0.
+// Value is Units for a value that may be missing: written is false when it is empty, ok when it is
+// a whole number of at least 0.
 func (c *Cost) Value(r *http.Request) (units int64, written, ok bool) {
 	if c.text == nil {
 		return c.fixed, true, true

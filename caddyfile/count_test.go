@@ -22,7 +22,8 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// A reservation is pending while its units matter; in Redis for a day at most, in this process until it ends.
+// A reservation is pending while its units matter; in Redis for a day at most, in this process
+// until it ends.
 func TestPending(t *testing.T) {
 	ban := &Penalty{Durations: []caddy.Duration{caddy.Duration(time.Hour)}, After: "5/15m"}
 	count := &Statuses{Status: Texts{"401"}}

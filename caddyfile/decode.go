@@ -1,5 +1,5 @@
-// JSON → config. Values of another shape are answered with their path and the shape that is right, which the standard
-// library's errors do not say.
+// JSON → config. Values of another shape are answered with their path and the shape that is right,
+// which the standard library's errors do not say.
 
 package caddyfile
 
@@ -17,7 +17,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// decode reads b strictly, as Caddy reads all modules. Errors quote values only where they cannot be secret.
+// decode reads b strictly, as Caddy reads all modules. Errors quote values only where they cannot
+// be secret.
 func decode(b []byte, into any, quote bool) error {
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.DisallowUnknownFields()

@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// Enforces reports whether the key is one of those that the rule refuses; the others are as in a dry run. The answer is
-// the same on every instance, and a key that is refused stays so when the share grows.
+// Enforces reports whether the key is one of those that the rule refuses; the others are as in a
+// dry run. The answer is the same on every instance, and a key that is refused stays so when the
+// share grows.
 func (r *Rule) Enforces(key string) bool {
 	return !r.DryRun && (r.share == nil || r.share.has(key))
 }
@@ -18,8 +19,8 @@ func (r *Rule) Enforces(key string) bool {
 // EnforcesNone reports whether the rule refuses nobody, whatever the key.
 func (r *Rule) EnforcesNone() bool { return r.DryRun || r.share != nil && r.share.below == 0 }
 
-// share is a part of a zone's keys: those whose hash is below a bound. It depends on the zone too, so that it is not
-// the same clients who are refused first everywhere.
+// share is a part of a zone's keys: those whose hash is below a bound. It depends on the zone too,
+// so that it is not the same clients who are refused first everywhere.
 type share struct {
 	zone  uint64 // the hash of the zone's name
 	below uint64
@@ -44,7 +45,8 @@ func hash(h uint64, text string) uint64 {
 	return h
 }
 
-// mix spreads the differences of short keys over all bits, with MurmurHash3's last step: FNV leaves them in the low ones.
+// mix spreads the differences of short keys over all bits, with MurmurHash3's last step: FNV leaves
+// them in the low ones.
 func mix(h uint64) uint64 {
 	h = (h ^ h>>33) * 0xff51afd7ed558ccd
 	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The share of keys is the share that is asked for, whatever the keys look like, and for each byte in which they differ.
+// The share of keys is the share that is asked for, whatever the keys look like, and for each byte
+// in which they differ.
 func TestEnforcesItsShare(t *testing.T) {
 	const keys = 100_000
 	for form, key := range map[string]func(i int) string{
@@ -32,7 +33,8 @@ func TestEnforcesItsShare(t *testing.T) {
 	}
 }
 
-// Who is refused at a percentage is refused at every greater one, so that a rollout only ever adds keys.
+// Who is refused at a percentage is refused at every greater one, so that a rollout only ever adds
+// keys.
 func TestEnforcesMoreAsItGrows(t *testing.T) {
 	var steps []*Rule
 	for _, percent := range []Number{"0%", "0.001%", "1%", "5%", "10%", "33.3%", "50%", "99.999999%", "100%"} {

@@ -14,42 +14,46 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 )
 
-// Global is what an operator writes for all rate_limit handlers together. Without it every zone counts in this process.
+// Global is what an operator writes for all rate_limit handlers together. Without it every zone
+// counts in this process.
 type Global struct {
-	// The Redis whose counters all instances share. Zones count there unless they say `store local`. Caddy starts and
-	// serves without it: each zone's on_store_error says how.
+	// The Redis whose counters all instances share. Zones count there unless they say `store
+	// local`. Caddy starts and serves without it: each zone's on_store_error says how.
 	Redis *Redis `json:"redis,omitempty"`
 
-	// How many instances share the limits, for zones that limit by themselves while Redis is away: each then
-	// gives an equal part. From 1 to 1000000. Default: as many as announced themselves in Redis, which lags behind
-	// when instances come and go.
+	// How many instances share the limits, for zones that limit by themselves while Redis is away:
+	// each then gives an equal part. From 1 to 1000000. Default: as many as announced themselves in
+	// Redis, which lags behind when instances come and go.
 	FleetSize Number `json:"fleet_size,omitempty"`
 
-	// `off` when nothing reads the placeholders `{http.rate_limit.…}`: requests then do not pay for them, and they are unknown.
-	// Default: on.
+	// `off` when nothing reads the placeholders `{http.rate_limit.…}`: requests then do not pay for
+	// them, and they are unknown. Default: on.
 	Placeholders string `json:"placeholders,omitempty"`
 
-	// Where the option is written, such as `Caddyfile:2`; the Caddyfile adapter fills it in. It only appears in messages.
+	// Where the option is written, such as `Caddyfile:2`; the Caddyfile adapter fills it in. It
+	// only appears in messages.
 	Place string `json:"place,omitempty"`
 }
 
-// Redis says how the shared store is reached. Texts may hold `{env.*}`, `{file.*}` and `{system.*}`, which are read at load:
-// so secrets need not stand in the config.
+// Redis says how the shared store is reached. Texts may hold `{env.*}`, `{file.*}` and
+// `{system.*}`, which are read at load: so secrets need not stand in the config.
 type Redis struct {
-	// Where: `host:port` (port 6379, or 26379 of sentinels, when left out), the path of a unix socket, or a URL of the form
-	// `redis://user:password@host:port/db`, `rediss://…` with TLS, or `unix://user:password@/path?db=1`.
-	// Several for the modes sentinel, cluster and ring; as URLs they must then agree in all but host and port.
+	// Where: `host:port` (port 6379, or 26379 of sentinels, when left out), the path of a unix
+	// socket, or a URL of the form `redis://user:password@host:port/db`, `rediss://…` with TLS, or
+	// `unix://user:password@/path?db=1`. Several for the modes sentinel, cluster and ring; as URLs
+	// they must then agree in all but host and port.
 	Addresses Texts `json:"addresses,omitempty"`
 
-	// What the addresses are: `single` (one server), `sentinel` (sentinels, which know the master), `cluster` (some nodes of
-	// a Redis Cluster), or `ring` (servers that know nothing of each other, over which keys are spread).
-	// Default: single. Valkey is configured as Redis is.
+	// What the addresses are: `single` (one server), `sentinel` (sentinels, which know the master),
+	// `cluster` (some nodes of a Redis Cluster), or `ring` (servers that know nothing of each
+	// other, over which keys are spread). Default: single. Valkey is configured as Redis is.
 	Mode string `json:"mode,omitempty"`
 
 	// The ACL user. Default: the server's default user.
 	Username string `json:"username,omitempty"`
 
-	// The password of the user; better as `{env.REDIS_PASSWORD}` or `{file./run/secrets/redis}` than in the config.
+	// The password of the user; better as `{env.REDIS_PASSWORD}` or `{file./run/secrets/redis}`
+	// than in the config.
 	Password string `json:"password,omitempty"`
 
 	// The number of the database. A cluster has only 0. Default: 0.
@@ -67,20 +71,23 @@ type Redis struct {
 	// Encrypts the connections. Default: only if the address begins with `rediss://`.
 	TLS *TLS `json:"tls,omitempty"`
 
-	// The most that one decision may wait for Redis, connecting and queueing included, from 1ms to 1m. Default: 50ms.
+	// The most that one decision may wait for Redis, connecting and queueing included, from 1ms to
+	// 1m. Default: 50ms.
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
-	// The most connections to one server, from 1 to 10000. Decisions share round trips, so that few are needed. Default: 8.
+	// The most connections to one server, from 1 to 10000. Decisions share round trips, so that few
+	// are needed. Default: 8.
 	PoolSize Number `json:"pool_size,omitempty"`
 
-	// What the name of every key in Redis begins with, without spaces. Instances with different prefixes share nothing.
-	// Default: rate_limit.
+	// What the name of every key in Redis begins with, without spaces. Instances with different
+	// prefixes share nothing. Default: rate_limit.
 	Prefix string `json:"prefix,omitempty"`
 }
 
 // TLS says whom to trust. All files are PEM and are read at load.
 type TLS struct {
-	// A file of the authorities that the server's certificate may come from. Default: those of the system.
+	// A file of the authorities that the server's certificate may come from. Default: those of the
+	// system.
 	CA string `json:"ca,omitempty"`
 
 	// A file with this client's certificate, for servers that ask for one.
@@ -92,7 +99,8 @@ type TLS struct {
 	// The name that the server's certificate must bear. Default: the host of the address.
 	ServerName string `json:"server_name,omitempty"`
 
-	// Trust any certificate. Anyone between here and Redis can then read the password; for tests only.
+	// Trust any certificate. Anyone between here and Redis can then read the password; for tests
+	// only.
 	InsecureSkipVerify bool `json:"insecure_skip_verify,omitempty"`
 }
 
@@ -296,8 +304,8 @@ func (p *parser) private(field string, to *string) error {
 	return nil
 }
 
-// unrecognizedGlobal quotes a word only if it is one of the language, or nearly: any other may be a secret, such as
-// password=… or what stands on a line of its own by mistake.
+// unrecognizedGlobal quotes a word only if it is one of the language, or nearly: any other may be a
+// secret, such as password=… or what stands on a line of its own by mistake.
 func (p *parser) unrecognizedGlobal(words []string) error {
 	written := p.d.Val()
 	switch inDirective := slices.Contains(handlerWords, written) || slices.Contains(zoneWords, written); {

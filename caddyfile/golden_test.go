@@ -25,7 +25,8 @@ import (
 
 var update = flag.Bool("update", false, "write the goldens as they are now")
 
-// handler stands in for the real one, which this package does not see: the directive is registered as module.go does.
+// handler stands in for the real one, which this package does not see: the directive is registered
+// as module.go does.
 type handler struct{ Config }
 
 func (handler) CaddyModule() caddy.ModuleInfo {
@@ -45,8 +46,9 @@ func init() {
 
 const separator = "----------\n"
 
-// TestGoldens compares what a config becomes with what stands below it in its file: the adapted JSON, the rules that it
-// compiles to with their warnings, or the error. Configs in json/ are handlers in JSON, those in global/ are apps.
+// TestGoldens compares what a config becomes with what stands below it in its file: the adapted
+// JSON, the rules that it compiles to with their warnings, or the error. Configs in json/ are
+// handlers in JSON, those in global/ are apps.
 func TestGoldens(t *testing.T) {
 	files, err := filepath.Glob("../testdata/caddyfile/*/*.txt")
 	if err != nil || len(files) == 0 {
@@ -200,7 +202,8 @@ func serverIn(tree any) (*caddyhttp.Server, error) {
 	return server, json.Unmarshal(raw, server)
 }
 
-// load decodes a handler as Caddy does and describes its rules. It stands in the server, if that is not nil.
+// load decodes a handler as Caddy does and describes its rules. It stands in the server, if that is
+// not nil.
 func load(t *testing.T, raw json.RawMessage, redis bool, server *caddyhttp.Server) string {
 	t.Helper()
 	var fields map[string]json.RawMessage

@@ -1,5 +1,5 @@
-// Keys: the text that separates clients, compiled once at load so that a request pays for reading its parts
-// and not for a placeholder engine (Caddy's costs two allocations a call).
+// Keys: the text that separates clients, compiled once at load so that a request pays for reading
+// its parts and not for a placeholder engine (Caddy's costs two allocations a call).
 
 package caddyfile
 
@@ -17,8 +17,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// The first byte of a key says how to read it. A plain text needs none, unless it begins with one of these:
-// then markText goes before it. So no text that a client sends can pass for a composite or a fallback key.
+// The first byte of a key says how to read it. A plain text needs none, unless it begins with one
+// of these: then markText goes before it. So no text that a client sends can pass for a composite
+// or a fallback key.
 const (
 	markComposite = 0x01 // parts follow, each with its length before it
 	markFallback  = 0x02 // a key of any kind follows
@@ -35,7 +36,8 @@ type Key struct {
 // part is one of the texts of a composite key, or the only one.
 type part struct {
 	atoms []atom
-	// group: an address that the whole text happens to be is masked, since no placeholder in it is one for sure.
+	// group: an address that the whole text happens to be is masked, since no placeholder in it is
+	// one for sure.
 	group bool
 	mask  mask
 }
@@ -78,13 +80,15 @@ func (k kind) mayHoldAddress() bool {
 	return k == header || k == query || k == cookie || k == variable || k == other
 }
 
-// Append appends one of the request's keys to dst: the nth, from 0, of as many as there are. The vars are the request's, which the
-// caller has found already. That is one, but for a source that
-// occurs several times, which makes one of each distinct value, see [choice]. More than [MaxKeys] are not told apart.
+// Append appends one of the request's keys to dst: the nth, from 0, of as many as there are. The
+// vars are the request's, which the caller has found already. That is one, but for a source that
+// occurs several times, which makes one of each distinct value, see [choice]. More than [MaxKeys]
+// are not told apart.
 //
-// ok is false when the key expanded to nothing: every placeholder in it is empty. A fallback is used even then, as for a unix
-// socket: one counter for those. The error is HTTP 425 for HTTP/3 early data, whatever the key: anyone can send it again, to
-// charge a client once more, and its address is not proven yet (RFC 8470). Any bytes in the request are fine.
+// ok is false when the key expanded to nothing: every placeholder in it is empty. A fallback is
+// used even then, as for a unix socket: one counter for those. The error is HTTP 425 for HTTP/3
+// early data, whatever the key: anyone can send it again, to charge a client once more, and its
+// address is not proven yet (RFC 8470). Any bytes in the request are fine.
 func (k *Key) Append(dst []byte, r *http.Request, vars map[string]any, nth int) (key []byte, ok bool, of int, err error) {
 	if r.TLS != nil && !r.TLS.HandshakeComplete {
 		return dst, false, 1, caddyhttp.Error(http.StatusTooEarly, ErrEarlyData)
@@ -148,7 +152,8 @@ func Text(key string) string {
 	return key
 }
 
-// Encode makes the key that Append makes when the parts have these texts, for looking it up by hand.
+// Encode makes the key that Append makes when the parts have these texts, for looking it up by
+// hand.
 func Encode(fallback bool, parts ...string) string {
 	var dst []byte
 	if fallback {
@@ -174,7 +179,8 @@ func insert(dst []byte, at int, b ...byte) []byte {
 	return dst
 }
 
-// setLength writes the length of what follows dst[at] into it, and makes room if it needs more than that byte.
+// setLength writes the length of what follows dst[at] into it, and makes room if it needs more than
+// that byte.
 func setLength(dst []byte, at int) []byte {
 	size := len(dst) - at - 1
 	if size < 0x80 {
@@ -188,8 +194,8 @@ func setLength(dst []byte, at int) []byte {
 	return dst
 }
 
-// append appends the part's text and reports whether a placeholder in it had a value. Without a choice, a source that occurs
-// several times is read as Caddy's placeholder reads it.
+// append appends the part's text and reports whether a placeholder in it had a value. Without a
+// choice, a source that occurs several times is read as Caddy's placeholder reads it.
 func (p *part) append(dst []byte, r *http.Request, c *choice) ([]byte, bool) {
 	some, start := false, len(dst)
 	for i := range p.atoms {
@@ -275,8 +281,9 @@ func (m mask) appendText(dst []byte, text string) []byte {
 	return m.append(dst, addr)
 }
 
-// append appends the address, or the network it belongs to when fewer than all bits count. An IPv4-mapped address
-// is the IPv4 address that it holds, and an IPv6 zone says something about this machine, not about the client.
+// append appends the address, or the network it belongs to when fewer than all bits count. An
+// IPv4-mapped address is the IPv4 address that it holds, and an IPv6 zone says something about this
+// machine, not about the client.
 func (m mask) append(dst []byte, addr netip.Addr) []byte {
 	addr = addr.Unmap().WithZone("")
 	bits := int(m.v6)
@@ -318,7 +325,8 @@ func splitHost(hostport string) string {
 	return name
 }
 
-// hostname is the host without the port. Unlike net.SplitHostPort it allocates no error when there is none.
+// hostname is the host without the port. Unlike net.SplitHostPort it allocates no error when there
+// is none.
 func hostname(hostport string) string {
 	if strings.IndexByte(hostport, ':') < 0 {
 		return hostport
@@ -326,7 +334,8 @@ func hostname(hostport string) string {
 	return splitHost(hostport)
 }
 
-// appendLower, because host names in other letters are the same host, and must not be another counter.
+// appendLower, because host names in other letters are the same host, and must not be another
+// counter.
 func appendLower(dst []byte, text string) []byte {
 	for i := range len(text) {
 		c := text[i]
@@ -338,7 +347,8 @@ func appendLower(dst []byte, text string) []byte {
 	return dst
 }
 
-// appendCleanPath appends the path in the one spelling that Caddy's path matcher makes of all that it takes for the same.
+// appendCleanPath appends the path in the one spelling that Caddy's path matcher makes of all that
+// it takes for the same.
 func appendCleanPath(dst []byte, path string) []byte {
 	if path == "" {
 		return dst
@@ -346,8 +356,9 @@ func appendCleanPath(dst []byte, path string) []byte {
 	return append(dst, caddyhttp.CleanPath(strings.ToLower(path), true)...)
 }
 
-// appendJoined joins the values of repeated header lines by commas, as Caddy's placeholders do, without the blanks around each:
-// HTTP/2 and 3 carry them, and the next proxy takes them off, so that to the backend they are one value.
+// appendJoined joins the values of repeated header lines by commas, as Caddy's placeholders do,
+// without the blanks around each: HTTP/2 and 3 carry them, and the next proxy takes them off, so
+// that to the backend they are one value.
 func appendJoined(dst []byte, values []string) []byte {
 	for i, v := range values {
 		if i > 0 {

@@ -35,7 +35,8 @@ func rule(t testing.TB, z Zone) *Rule {
 	return rules.Rules[0]
 }
 
-// prepare makes the request that a handler in a server would see. edit runs before Caddy looks at the request.
+// prepare makes the request that a handler in a server would see. edit runs before Caddy looks at
+// the request.
 func prepare(target string, edit func(*http.Request)) *http.Request {
 	r := httptest.NewRequest("GET", target, nil)
 	r.RemoteAddr = "192.0.2.7:1234"
@@ -370,8 +371,8 @@ func TestUnnamed(t *testing.T) {
 	}
 }
 
-// FuzzKeyLikeCaddy: a key reads what Caddy's placeholder reads, and of a source that occurs several times every value that Go
-// reads, whatever a client sends, and never panics.
+// FuzzKeyLikeCaddy: a key reads what Caddy's placeholder reads, and of a source that occurs several
+// times every value that Go reads, whatever a client sends, and never panics.
 func FuzzKeyLikeCaddy(f *testing.F) {
 	f.Add("value", "q=1&q=2", "c=1; C=2", "example.com:80", "/a/b", "192.0.2.7:1")
 	f.Add("v", "q=1;2&q=3", "c=1;c=2", "example.com", "", "192.0.2.7")

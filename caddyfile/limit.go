@@ -157,8 +157,9 @@ func (z *zoneCompiler) limits(field string, texts Texts) ([]written, error) {
 	return list, nil
 }
 
-// choose gives the limits their algorithm: what is written, or the default. The limits of tiers over the same window have one
-// default in common, since a client whose plan changes keeps its usage only under the same algorithm.
+// choose gives the limits their algorithm: what is written, or the default. The limits of tiers
+// over the same window have one default in common, since a client whose plan changes keeps its
+// usage only under the same algorithm.
 func (z *zoneCompiler) choose(drafts []draft) error {
 	algorithm, err := z.algorithm()
 	if err != nil {

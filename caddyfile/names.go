@@ -1,4 +1,5 @@
-// The names of Caddy's placeholders (as of 2.11), for telling a misspelled one from one that a plugin sets.
+// The names of Caddy's placeholders (as of 2.11), for telling a misspelled one from one that a
+// plugin sets.
 
 package caddyfile
 
@@ -44,10 +45,12 @@ var shortPrefixes = map[string]string{
 	"err.": "http.error.", "file_match.": "http.matchers.file.",
 }
 
-// bodyVars is what caddy-ext's module called {http.request.body.*}, which the requestbodyvar plugin sets.
+// bodyVars is what caddy-ext's module called {http.request.body.*}, which the requestbodyvar plugin
+// sets.
 const bodyVars = "body."
 
-// requestNames are all of http.request.* but those that end in a name or number of the user's choice.
+// requestNames are all of http.request.* but those that end in a name or number of the user's
+// choice.
 var requestNames = strings.Fields(`
 	body body_base64 duration duration_ms host hostport local local.host local.port method orig_method
 	orig_uri orig_uri.path orig_uri.path.dir orig_uri.path.file orig_uri.path.file_escaped orig_uri.prefixed_query orig_uri.query
@@ -68,7 +71,8 @@ var (
 	}
 )
 
-// responseNames are all that end no name of the user's choice, and the beginnings of the others, of what there is after a response.
+// responseNames are all that end no name of the user's choice, and the beginnings of the others, of
+// what there is after a response.
 var responseNames = map[string][]string{
 	"http.reverse_proxy.": {"header.", "status_code", "status_text", "duration", "duration_ms", "retries", "is_transport_error", "upstream.", "active."},
 	"http.intercept.":     {"header.", "status_code"},
@@ -112,7 +116,8 @@ func writtenOut(name string) string {
 		return long
 	}
 	for short, long := range shortPrefixes {
-		// {file.X} is a file's content to the replacer; the adapter has already replaced what meant the path's.
+		// {file.X} is a file's content to the replacer; the adapter has already replaced what meant
+		// the path's.
 		if rest, ok := strings.CutPrefix(name, short); ok && short != "file." {
 			return long + rest
 		}
@@ -120,7 +125,8 @@ func writtenOut(name string) string {
 	return name
 }
 
-// check refuses names that have no value for sure, and warns of those that may have none where that matters.
+// check refuses names that have no value for sure, and warns of those that may have none where that
+// matters.
 func (z *zoneCompiler) check(field, name, full string) error {
 	if rest, ok := strings.CutPrefix(full, "http.request."); ok {
 		if strings.HasPrefix(rest, bodyVars) && z.around.sets(full) {
@@ -156,8 +162,8 @@ func (z *zoneCompiler) check(field, name, full string) error {
 	switch {
 	case nearNamespace(full) != "", mistakes[name] != "":
 		return unknownPlaceholder(name)
-	// A map directive may set a name without a dot. A slip of the finger has none either, would be empty for every client
-	// and so make one counter for all; a map can be given another name.
+	// A map directive may set a name without a dot. A slip of the finger has none either, would be
+	// empty for every client and so make one counter for all; a map can be given another name.
 	case !strings.Contains(name, "."):
 		return unknownPlaceholder(name)
 	}
@@ -165,7 +171,8 @@ func (z *zoneCompiler) check(field, name, full string) error {
 	return nil
 }
 
-// warnUnknown warns of a name with a dot that neither Caddy nor a handler that runs before this one gives a value to.
+// warnUnknown warns of a name with a dot that neither Caddy nor a handler that runs before this one
+// gives a value to.
 func (z *zoneCompiler) warnUnknown(field, name, full string) {
 	then := "the default holds for every request"
 	switch {
@@ -269,8 +276,8 @@ func unknownPlaceholder(name string) error {
 	return fmt.Errorf("unknown placeholder {%s}; %s", name, hint)
 }
 
-// meantRequest is what is meant by a name of http.request.* whose second word is a plural or another tool's, or that
-// lacks its number; or "".
+// meantRequest is what is meant by a name of http.request.* whose second word is a plural or
+// another tool's, or that lacks its number; or "".
 func meantRequest(name string) string {
 	rest, _ := strings.CutPrefix(name, "http.request.")
 	for _, list := range requestByNumber {
@@ -288,8 +295,8 @@ func meantRequest(name string) string {
 	return ""
 }
 
-// nearNamespace returns a dotted name with its beginning put right, when that is nearly one that Caddy knows,
-// such as heder.X or http.requst.method; or "".
+// nearNamespace returns a dotted name with its beginning put right, when that is nearly one that
+// Caddy knows, such as heder.X or http.requst.method; or "".
 func nearNamespace(name string) string {
 	prefix, rest, words := "", name, firstWords()
 	if after, ok := strings.CutPrefix(name, "http."); ok {
@@ -376,7 +383,8 @@ func tolerance(word string) int {
 	return 2
 }
 
-// distance is how many letters must be put in, left out, changed, or swapped with their neighbor to get from a to b.
+// distance is how many letters must be put in, left out, changed, or swapped with their neighbor to
+// get from a to b.
 func distance(a, b string) int {
 	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {

@@ -1,5 +1,6 @@
-// Caddyfile → config. The syntax stands above the function that parses it; what a value may be is not checked here
-// but by compile, which runs at the end of the directive, and whose errors get the line of the value.
+// Caddyfile → config. The syntax stands above the function that parses it; what a value may be is
+// not checked here but by compile, which runs at the end of the directive, and whose errors get the
+// line of the value.
 
 package caddyfile
 
@@ -18,8 +19,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// Parse reads a rate_limit directive whose matcher token is already taken off. It numbers unnamed zones over the whole
-// Caddyfile and refuses zones of one name whose settings differ.
+// Parse reads a rate_limit directive whose matcher token is already taken off. It numbers unnamed
+// zones over the whole Caddyfile and refuses zones of one name whose settings differ.
 func Parse(h httpcaddyfile.Helper) (*Config, error) {
 	p := &parser{
 		d:      h.Dispenser,
@@ -38,7 +39,8 @@ func Parse(h httpcaddyfile.Helper) (*Config, error) {
 	return p.config, p.directive()
 }
 
-// Register registers the directive as httpcaddyfile.RegisterHandlerDirective does, and looks at the matcher token too.
+// Register registers the directive as httpcaddyfile.RegisterHandlerDirective does, and looks at the
+// matcher token too.
 func Register(handler func(*Config) caddyhttp.MiddlewareHandler) {
 	httpcaddyfile.RegisterDirective("rate_limit", func(h httpcaddyfile.Helper) ([]httpcaddyfile.ConfigValue, error) {
 		h.Next()
@@ -74,9 +76,11 @@ type parser struct {
 	file    *adaptation
 	prefix  string // of the names of unnamed zones
 	matcher func(caddyfile.Token) (caddy.ModuleMap, bool, error)
-	// inFile: the directive is read with its whole Caddyfile, so that redis says whether that has a shared store.
+	// inFile: the directive is read with its whole Caddyfile, so that redis says whether that has a
+	// shared store.
 	inFile, redis bool
-	// written remembers where each setting stands, to find repeated ones, and the line for an error.
+	// written remembers where each setting stands, to find repeated ones, and the line for an
+	// error.
 	written map[spot]caddyfile.Token
 }
 
@@ -128,8 +132,8 @@ func (p *parser) directive() error {
 	return p.check()
 }
 
-// firstLine makes the unnamed zone of the directive's line, if there is one, and returns its name. The two last
-// arguments are those of caddy-ext's module, whose rates were written r/s and r/m.
+// firstLine makes the unnamed zone of the directive's line, if there is one, and returns its name.
+// The two last arguments are those of caddy-ext's module, whose rates were written r/s and r/m.
 func (p *parser) firstLine(args []caddyfile.Token) (string, error) {
 	if len(args) == 0 {
 		return "", nil
@@ -163,7 +167,8 @@ func (p *parser) firstLine(args []caddyfile.Token) (string, error) {
 	return name, fixedKey(args)
 }
 
-// fixedKey refuses a fixed text for the key of the directive's line: it is a slip nearly always, and one counter for all clients.
+// fixedKey refuses a fixed text for the key of the directive's line: it is a slip nearly always,
+// and one counter for all clients.
 func fixedKey(args []caddyfile.Token) error {
 	if len(args) < 2 || slices.ContainsFunc(split(args[0].Text), func(p piece) bool { return p.placeholder }) {
 		return nil
@@ -212,7 +217,8 @@ func (p *parser) keyAndLimit(name string, z *Zone, args []caddyfile.Token) error
 	return nil
 }
 
-// subdirective parses one line of the directive's block. first names the zone of the directive's line, or is "".
+// subdirective parses one line of the directive's block. first names the zone of the directive's
+// line, or is "".
 func (p *parser) subdirective(first string) error {
 	c, word := p.config, p.d.Val()
 	if slices.Contains(zoneWords, word) {
@@ -676,7 +682,8 @@ func (p *parser) end(field string) error {
 	return nil
 }
 
-// shown is a word as a message may show it: what is left over on a line may be a secret, but not if it is signs only.
+// shown is a word as a message may show it: what is left over on a line may be a secret, but not if
+// it is signs only.
 func shown(text string) string {
 	if strings.ContainsFunc(text, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }) {
 		return harmless(text)
@@ -723,7 +730,8 @@ func (p *parser) sweepInterval() error {
 	return nil
 }
 
-// unsupported reads what caddy-ratelimit's storage and distributed say, so that compile can answer for both forms.
+// unsupported reads what caddy-ratelimit's storage and distributed say, so that compile can answer
+// for both forms.
 func (p *parser) unsupported(word string) error {
 	if err := p.once("", word); err != nil {
 		return err
@@ -756,7 +764,8 @@ var directives = strings.Fields(`
 	intercept invoke log map metrics php_fastcgi push redir request_body request_header respond reverse_proxy rewrite root route
 	templates tls tracing try_files uri vars`)
 
-// mistakenWords says what is meant by words of other tools, of other places in a Caddyfile, and of JSON.
+// mistakenWords says what is meant by words of other tools, of other places in a Caddyfile, and of
+// JSON.
 var mistakenWords = map[string]string{
 	"requests": "want limit 5/1m, or events 5 with window 1m", "max_requests": "want limit 5/1m, or events 5 with window 1m",
 	"max_events": "that is the word in JSON; want events 5 with window 1m, or limit 5/1m",

@@ -12,7 +12,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 )
 
-// FuzzParse: no directive panics; what is refused names a line; what is taken survives the way through JSON.
+// FuzzParse: no directive panics; what is refused names a line; what is taken survives the way
+// through JSON.
 func FuzzParse(f *testing.F) {
 	files, _ := filepath.Glob("../testdata/caddyfile/*/*.txt")
 	for _, file := range files {

@@ -1,7 +1,7 @@
 // Placeholders: which ones there are, what they are called in short, and how a key reads them.
 //
-// Caddy expands a placeholder that it does not know to nothing, and a key that is nothing for everyone is one counter
-// for everyone. So names that cannot be right are refused at load.
+// Caddy expands a placeholder that it does not know to nothing, and a key that is nothing for
+// everyone is one counter for everyone. So names that cannot be right are refused at load.
 
 package caddyfile
 
@@ -22,8 +22,8 @@ type piece struct {
 	placeholder bool
 }
 
-// split finds the placeholders in a text by the rules of Caddy's replacer: a backslash escapes a brace,
-// and a brace that nothing closes is text.
+// split finds the placeholders in a text by the rules of Caddy's replacer: a backslash escapes a
+// brace, and a brace that nothing closes is text.
 func split(text string) []piece {
 	var pieces []piece
 	var lit strings.Builder
@@ -65,8 +65,8 @@ func closing(text string) int {
 	return -1
 }
 
-// checkBraces refuses braces that make no placeholder. The replacer would take them for text, and a key that is text is one
-// counter for everyone.
+// checkBraces refuses braces that make no placeholder. The replacer would take them for text, and a
+// key that is text is one counter for everyone.
 func checkBraces(text string) error {
 	open := false
 	for i := 0; i < len(text); i++ {
@@ -139,7 +139,8 @@ func (z *zoneCompiler) part(field, text string, m mask) (*part, error) {
 	return p, nil
 }
 
-// placeholder compiles a text that is one placeholder with a value for each request; a text that is anything else is nil.
+// placeholder compiles a text that is one placeholder with a value for each request; a text that is
+// anything else is nil.
 func (z *zoneCompiler) placeholder(field, text string) (*part, error) {
 	pieces := split(text)
 	if len(pieces) != 1 || !pieces[0].placeholder || isGlobal(pieces[0].text) {
@@ -175,8 +176,8 @@ func (z *zoneCompiler) atom(field, name string, m mask) (atom, error) {
 	}
 	full := longName(name)
 	if meant, ok := mistakes[name]; ok && z.out.Events && strings.Contains(name, ".") {
-		// Configs of the older spelling must load, and many hold {http.request.remote_ip}, which Caddy does not know: there
-		// it made one counter for everyone, which nobody meant.
+		// Configs of the older spelling must load, and many hold {http.request.remote_ip}, which
+		// Caddy does not know: there it made one counter for everyone, which nobody meant.
 		z.warn("placeholder {%s} is not one of Caddy's; taken as {%s}, please write that", name, meant)
 		full = longName(meant)
 	}

@@ -44,8 +44,8 @@ func unescape(text string) (string, bool) {
 	return plain, err == nil
 }
 
-// appendCookie appends the value of the first cookie of that name. Unlike Caddy's placeholder it takes no other spelling of it:
-// cookies that differ in their letters are two to every backend.
+// appendCookie appends the value of the first cookie of that name. Unlike Caddy's placeholder it
+// takes no other spelling of it: cookies that differ in their letters are two to every backend.
 func appendCookie(dst []byte, lines []string, name string) []byte {
 	for _, line := range lines {
 		for line != "" {
@@ -63,7 +63,8 @@ func appendCookie(dst []byte, lines []string, name string) []byte {
 	return dst
 }
 
-// cookieValue takes quotes off and refuses bytes that RFC 6265 does not allow, which ends up as no cookie.
+// cookieValue takes quotes off and refuses bytes that RFC 6265 does not allow, which ends up as no
+// cookie.
 func cookieValue(raw string) (string, bool) {
 	if len(raw) > 1 && raw[0] == '"' && raw[len(raw)-1] == '"' {
 		raw = raw[1 : len(raw)-1]

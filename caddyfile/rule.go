@@ -19,15 +19,18 @@ import (
 // Rule is one compiled zone of a handler.
 type Rule struct {
 	Zone string
-	// Plans are the limits to choose from: one, or with tiers one for each value in the order of the file, the default last.
+	// Plans are the limits to choose from: one, or with tiers one for each value in the order of
+	// the file, the default last.
 	Plans  []*Plan
 	Match  caddyhttp.MatcherSets // no sets: every request
 	Exempt caddyhttp.MatcherSets // no sets: no request
 	Key    *Key
-	// Fallback is the key when Key expands to nothing; nil: the rule then does not limit the request.
+	// Fallback is the key when Key expands to nothing; nil: the rule then does not limit the
+	// request.
 	Fallback *Key
 	Cost     Cost
-	// Charge is the total that a request costs, known after its response, of which Cost was reserved; nil: Cost is all.
+	// Charge is the total that a request costs, known after its response, of which Cost was
+	// reserved; nil: Cost is all.
 	Charge *Cost
 	// MaxCharge is the most that Charge may say; more is a mistake that would lock the client out.
 	MaxCharge int64
@@ -35,7 +38,8 @@ type Rule struct {
 	Count *Count
 	// Ban is what refusals and counted failures earn; nil: nothing.
 	Ban *Ban
-	// RetryAfter is what a client is told that was refused for want of a lease, which no arithmetic knows; 0: nothing.
+	// RetryAfter is what a client is told that was refused for want of a lease, which no arithmetic
+	// knows; 0: nothing.
 	RetryAfter time.Duration
 	DryRun     bool
 	// Store is where the rule counts, as written; see [Rule.Resolve].
@@ -61,7 +65,8 @@ type Plan struct {
 	Tier string // "" without tiers
 	// Limits all hold; none: unlimited. Units in flight come last.
 	Limits []*algorithms.Limit
-	// Names on the wire, one per limit: the zone, with tiers zone.pro; with several limits zone.1m, zone.1h, zone.concurrent.
+	// Names on the wire, one per limit: the zone, with tiers zone.pro; with several limits zone.1m,
+	// zone.1h, zone.concurrent.
 	Names []string
 }
 
@@ -91,8 +96,8 @@ func (r *Rule) AllNames() iter.Seq[string] {
 	}
 }
 
-// Settings describes what every handler that uses the zone's name must agree on: rules of one zone are in conflict
-// when their Settings differ. What names a plan is each rule's own, as the key is.
+// Settings describes what every handler that uses the zone's name must agree on: rules of one zone
+// are in conflict when their Settings differ. What names a plan is each rule's own, as the key is.
 func (r *Rule) Settings() string {
 	var s strings.Builder
 	for _, plan := range r.Plans {
@@ -174,7 +179,8 @@ func (p *Plan) name(zone string) {
 	}
 }
 
-// shortWindow writes a window with the largest unit that it is a whole number of, in characters that a policy's name may hold.
+// shortWindow writes a window with the largest unit that it is a whole number of, in characters
+// that a policy's name may hold.
 func shortWindow(w time.Duration) string {
 	units := [...]struct {
 		unit time.Duration

@@ -1,4 +1,5 @@
-// Global → what the shared store is made of. Nothing here uses the network, so that a config can be validated anywhere.
+// Global → what the shared store is made of. Nothing here uses the network, so that a config can be
+// validated anywhere.
 
 package caddyfile
 
@@ -28,9 +29,9 @@ import (
 type Shared struct {
 	// Options of the store, without the callbacks. The addresses hold no secrets.
 	Options redisstore.Options
-	// Fingerprint is the same for configs that can share connections within this process: it covers all of Options, secrets
-	// and the contents of files included. It gives none of them away, not even to a guess, since
-	// every process has its own.
+	// Fingerprint is the same for configs that can share connections within this process: it covers
+	// all of Options, secrets and the contents of files included. It gives none of them away, not
+	// even to a guess, since every process has its own.
 	Fingerprint string
 	// FleetSize is how many instances share the limits, or 0: as many as announced themselves.
 	FleetSize int
@@ -38,8 +39,8 @@ type Shared struct {
 	Warnings []string
 }
 
-// Place says where the counters are: settings with the same place reach the same counters. Of sentinels and of the nodes of a
-// cluster any few lead there, so that their addresses do not count.
+// Place says where the counters are: settings with the same place reach the same counters. Of
+// sentinels and of the nodes of a cluster any few lead there, so that their addresses do not count.
 func (s *Shared) Place() string {
 	o := &s.Options
 	place := []string{"redis", string(o.Mode)}
@@ -60,16 +61,16 @@ const (
 	mostDatabase              = 999_999
 )
 
-// Compile checks the option and reads the secrets and files that it names. It returns nil when there is no shared store.
-// The error names the JSON path, or the line of the Caddyfile that the config was adapted from,
-// and what would be right; it never shows a secret.
+// Compile checks the option and reads the secrets and files that it names. It returns nil when
+// there is no shared store. The error names the JSON path, or the line of the Caddyfile that the
+// config was adapted from, and what would be right; it never shows a secret.
 func (g *Global) Compile() (*Shared, error) {
 	repl := caddy.NewReplacer()
 	return g.compile(func(name string) (string, bool) { return repl.GetString(name) })
 }
 
-// compile is Compile; with a nil lookup, as at adapt time, placeholders and files are left for the load, and what it
-// returns is not complete.
+// compile is Compile; with a nil lookup, as at adapt time, placeholders and files are left for the
+// load, and what it returns is not complete.
 func (g *Global) compile(lookup func(string) (string, bool)) (*Shared, error) {
 	switch g.Placeholders {
 	case "", "on", "off":
@@ -241,7 +242,8 @@ func (s *sharedCompiler) database(r *Redis) error {
 	return nil
 }
 
-// number is integer for what stands beside secrets: the error does not quote what may be one, such as password=….
+// number is integer for what stands beside secrets: the error does not quote what may be one, such
+// as password=….
 func (s *sharedCompiler) number(n Number, least, most int64) (int64, error) {
 	value, _, err := s.integer(n, least, most)
 	if err != nil && harmless(string(n)) != string(n) {
@@ -297,7 +299,8 @@ func (s *sharedCompiler) prefix(r *Redis) error {
 	return nil
 }
 
-// tls makes the TLS settings. A file that cannot be used is an error now, not at the first connection.
+// tls makes the TLS settings. A file that cannot be used is an error now, not at the first
+// connection.
 func (s *sharedCompiler) tls(r *Redis) error {
 	o, t := &s.out.Options, r.TLS
 	if t == nil {
@@ -361,7 +364,8 @@ func (s *sharedCompiler) certificate(t *TLS) error {
 	return nil
 }
 
-// file reads a file at load. The content is nil for no file, and at adapt time, which may be on another machine.
+// file reads a file at load. The content is nil for no file, and at adapt time, which may be on
+// another machine.
 func (s *sharedCompiler) file(text string) (content []byte, name string, err error) {
 	name, known, err := s.expandText(text)
 	if err != nil || !known || name == "" || s.lookup == nil {

@@ -23,7 +23,8 @@ func (s Store) String() string { return [...]string{"default", "local", "redis"}
 // OnStoreError says what is done with a request while the shared store cannot decide it.
 type OnStoreError uint8
 
-// The values of on_store_error. The zero value is the default, so that leaving it out never means no limit.
+// The values of on_store_error. The zero value is the default, so that leaving it out never means
+// no limit.
 const (
 	OnStoreErrorLocal OnStoreError = iota // this instance limits by itself, to its share of the limit
 	OnStoreErrorAllow                     // it passes
@@ -68,9 +69,9 @@ var (
 		"want rate_limit { redis <address> } in the global options, or leave on_store_error out")
 )
 
-// Resolve settles where the rule counts once it is known whether the config has a shared store. It must precede a
-// comparison of [Rule.Settings]: what was left out is then the same as the default spelled out.
-// The error is about a rule that asks for a store that is not there.
+// Resolve settles where the rule counts once it is known whether the config has a shared store. It
+// must precede a comparison of [Rule.Settings]: what was left out is then the same as the default
+// spelled out. The error is about a rule that asks for a store that is not there.
 func (r *Rule) Resolve(redis bool) error {
 	field, err := "", error(nil)
 	switch {

@@ -14,7 +14,8 @@ const (
 	tierDefault = "default"
 )
 
-// PlanOf returns the index of the plan that holds for the request: the one of the value to the letter, or the default.
+// PlanOf returns the index of the plan that holds for the request: the one of the value to the
+// letter, or the default.
 func (r *Rule) PlanOf(req *http.Request) int {
 	last := len(r.Plans) - 1
 	if r.tier == nil {

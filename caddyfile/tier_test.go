@@ -51,7 +51,8 @@ func TestPlanOf(t *testing.T) {
 	}
 }
 
-// A user who changes plan keeps the usage: the counters of a window are the same ones in every plan.
+// A user who changes plan keeps the usage: the counters of a window are the same ones in every
+// plan.
 func TestTiersShareCounters(t *testing.T) {
 	spaces := map[algorithms.Space]bool{}
 	r := rule(t, Zone{Tier: tiers("{vars.plan}")})

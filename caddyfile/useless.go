@@ -1,5 +1,5 @@
-// What is allowed in a key or a matcher and probably not meant: it has no value where it is read, or whoever is to be limited
-// writes it. Said at load, and only where it is true, see [around].
+// What is allowed in a key or a matcher and probably not meant: it has no value where it is read,
+// or whoever is to be limited writes it. Said at load, and only where it is true, see [around].
 
 package caddyfile
 
@@ -18,7 +18,8 @@ func isForgeable(full string) bool {
 	return hasAnyPrefix(full, "http.request.header.", "http.request.uri.query.", "http.request.cookie.")
 }
 
-// ofResponse: it has a value when there is a response, and in an error route if it is about the error.
+// ofResponse: it has a value when there is a response, and in an error route if it is about the
+// error.
 func (a *around) ofResponse(full string) bool {
 	switch {
 	case hasAnyPrefix(full, "http.response.", "http.reverse_proxy.", "http.intercept."):
@@ -68,7 +69,8 @@ var addressHeaders = func() (list []string) {
 	return list
 }()
 
-// matchers warns of matchers of the zone that can never be met, always are, or that a client chooses.
+// matchers warns of matchers of the zone that can never be met, always are, or that a client
+// chooses.
 func (z *zoneCompiler) matchers() error {
 	for _, m := range []struct {
 		field string
@@ -108,7 +110,8 @@ func (z *zoneCompiler) warnMatcher(field string, node any) {
 	}
 }
 
-// readBy lists the placeholders that matchers in JSON read, those included whose module has them for its subject.
+// readBy lists the placeholders that matchers in JSON read, those included whose module has them
+// for its subject.
 func readBy(node any) []string {
 	read := map[string]bool{}
 	visit(node, read)
@@ -136,8 +139,8 @@ func visit(node any, read map[string]bool) {
 	}
 }
 
-// visitSubject: a matcher for headers or parameters has their names for keys. Values that are read at load are secrets, which not
-// every client knows.
+// visitSubject: a matcher for headers or parameters has their names for keys. Values that are read
+// at load are secrets, which not every client knows.
 func visitSubject(module string, node any, read map[string]bool) {
 	prefix := ""
 	switch module {

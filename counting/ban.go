@@ -14,15 +14,17 @@ import (
 type Ban struct {
 	// Durations of the first ban and of those that follow it; the last one holds for all further.
 	Durations []time.Duration
-	// Strikes counts what earns a ban, in this process: the last unit of its quota is the ban. Struck holds them.
+	// Strikes counts what earns a ban, in this process: the last unit of its quota is the ban.
+	// Struck holds them.
 	Strikes *algorithms.Limit
 	Struck  *memstore.Zone
 	// Ladder counts the bans of a key for twice the longest duration; nil with one duration.
 	Ladder *algorithms.Limit
 	// Bans holds them, see [algorithms.Ban].
 	Bans *algorithms.Limit
-	// Pending counts requests that reserved units and may yet give them back: a refusal meanwhile is for want of an
-	// answer, not of good behaviour, and no strike. Nil where no response decides.
+	// Pending counts requests that reserved units and may yet give them back: a refusal meanwhile
+	// is for want of an answer, not of good behaviour, and no strike. Nil where no response
+	// decides.
 	Pending *algorithms.Limit
 }
 
@@ -30,15 +32,16 @@ type Ban struct {
 type Banned struct {
 	// Rest is how long the key is banned from now on; 0: it is not.
 	Rest time.Duration
-	// Step is which of the durations that is, from 0; −1 if it is none, or the key was banned already.
+	// Step is which of the durations that is, from 0; −1 if it is none, or the key was banned
+	// already.
 	Step int
 }
 
 // NoBan is what most strikes earn.
 var NoBan = Banned{Step: -1}
 
-// Strike counts a strike against the key of a rule that counts at a place and was answered by someone, and bans it if it was the
-// last one that it had.
+// Strike counts a strike against the key of a rule that counts at a place and was answered by
+// someone, and bans it if it was the last one that it had.
 func (c *Counters) Strike(b *Ban, place Place, by By, key string) Banned {
 	var out [1]algorithms.Outcome
 	strike := [1]algorithms.Charge{{Key: key, Limit: b.Strikes, Cost: 1}}
@@ -59,8 +62,8 @@ func (c *Counters) Strike(b *Ban, place Place, by By, key string) Banned {
 	return ban
 }
 
-// StrikeRefused counts a strike for the refusal of an entry, unless it is not known yet whether that is deserved, and shows a
-// ban that it earns as if it had been there.
+// StrikeRefused counts a strike for the refusal of an entry, unless it is not known yet whether
+// that is deserved, and shows a ban that it earns as if it had been there.
 func (d *Decision) StrikeRefused(i int) Banned {
 	e, a := &d.Entries[i], &d.Answers[i]
 	if a.Pending > 0 {
@@ -80,7 +83,8 @@ func (p *Process) keepHere(rest time.Duration) {
 	}
 }
 
-// bannedHere reports whether this process knows a ban of a rule's key that the shared store may not know.
+// bannedHere reports whether this process knows a ban of a rule's key that the shared store may not
+// know.
 func (p *Process) bannedHere(b *Ban, key string) bool {
 	end := p.bansHere.Load()
 	if end == 0 || int64(p.age()) >= end {
@@ -91,8 +95,8 @@ func (p *Process) bannedHere(b *Ban, key string) bool {
 	return !out[0].OK
 }
 
-// Banish bans a key, for longer the more bans it had of late. Who is banned already, by another instance at this moment, stays
-// so for the rest of that ban.
+// Banish bans a key, for longer the more bans it had of late. Who is banned already, by another
+// instance at this moment, stays so for the rest of that ban.
 func Banish(store algorithms.Store, b *Ban, key string) (ban Banned, err error) {
 	var out [3]algorithms.Outcome
 	apply := func(more ...algorithms.Charge) bool {
@@ -102,8 +106,8 @@ func Banish(store algorithms.Store, b *Ban, key string) (ban Banned, err error) 
 	step := 0
 	var climb []algorithms.Charge
 	if b.Ladder != nil {
-		// Looked at first, and climbed only together with the ban: of several clients of one key that earn it at one moment,
-		// one bans it, and the others make it no longer.
+		// Looked at first, and climbed only together with the ban: of several clients of one key
+		// that earn it at one moment, one bans it, and the others make it no longer.
 		if !apply(algorithms.Charge{Key: key, Limit: b.Ladder, Peek: true}) {
 			return Banned{out[0].Retry, -1}, err
 		}
@@ -113,7 +117,8 @@ func Banish(store algorithms.Store, b *Ban, key string) (ban Banned, err error) 
 	if !apply(append(climb, algorithms.Banish(b.Bans, key, b.Durations[step]))...) {
 		return Banned{out[0].Retry, -1}, err
 	}
-	// Asked once more, the shared store's memory of refusals knows the ban, so that the client costs no trip to it.
+	// Asked once more, the shared store's memory of refusals knows the ban, so that the client
+	// costs no trip to it.
 	ask := [1]algorithms.Charge{algorithms.Ask(b.Bans, key)}
 	_ = store.Apply(context.Background(), ask[:], out[:])
 	return Banned{b.Durations[step], step}, nil

@@ -11,7 +11,8 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// Instances that ban a client at the same moment are one ban and one step: a first ban is as long as it is written.
+// Instances that ban a client at the same moment are one ban and one step: a first ban is as long
+// as it is written.
 func TestConcurrentBansAreOneStep(t *testing.T) {
 	r := redistest.Start(t)
 	ladder, err := algorithms.Compile("z (ladder)", algorithms.Policy{Algorithm: algorithms.SlidingLog, Quota: 3, Window: 2 * time.Hour})

@@ -1,9 +1,10 @@
-// Package counting gives one answer about a request from all the places where its rules may count: this process with its
-// waiting room, a store that several instances share, and this instance's share of that while it is down. It knows neither
-// HTTP nor Caddy.
+// Package counting gives one answer about a request from all the places where its rules may count:
+// this process with its waiting room, a store that several instances share, and this instance's
+// share of that while it is down. It knows neither HTTP nor Caddy.
 //
-// The way of a request: a [Decision] is asked one [Entry] for each rule, [Decision.Decide] fills one [Answer] for each, and what a
-// request that passes has to wait for or to give back is its [Receipt].
+// The way of a request: a [Decision] is asked one [Entry] for each rule, [Decision.Decide] fills
+// one [Answer] for each, and what a request that passes has to wait for or to give back is its
+// [Receipt].
 package counting
 
 import (
@@ -119,12 +120,14 @@ type Process struct {
 	room  *leaky.Room
 	now   func() time.Time
 	began time.Time
-	// bansHere is when the last of the bans ends that only this process knows, in nanoseconds since it began.
+	// bansHere is when the last of the bans ends that only this process knows, in nanoseconds since
+	// it began.
 	bansHere atomic.Int64
 }
 
-// NewProcess returns a process in which nothing is counted yet. The clock tells how long bans last that only the process knows,
-// and when requests that wait are served: its seconds must be those of timers.
+// NewProcess returns a process in which nothing is counted yet. The clock tells how long bans last
+// that only the process knows, and when requests that wait are served: its seconds must be those of
+// timers.
 func NewProcess(store *memstore.Store, now func() time.Time) *Process {
 	return &Process{Store: store, room: leaky.NewRoom(store, now), now: now, began: now()}
 }

@@ -1,7 +1,7 @@
 package counting
 
-// One decision: the charges of all entries in one slice, those of this process first, then the shared store's, and behind them
-// those of the shares that stand in for the latter.
+// One decision: the charges of all entries in one slice, those of this process first, then the
+// shared store's, and behind them those of the shares that stand in for the latter.
 
 import (
 	"context"
@@ -11,7 +11,8 @@ import (
 	"github.com/caddy-sluice/sluice/leaky"
 )
 
-// Decision is what one request asks, and what it is told. It is made to be used again: see [Decision.Begin].
+// Decision is what one request asks, and what it is told. It is made to be used again: see
+// [Decision.Begin].
 type Decision struct {
 	Entries []Entry // in the order in which they were asked
 	Answers []Answer
@@ -43,7 +44,8 @@ func (d *Decision) Add(e *Entry) *Entry {
 	return &d.Entries[len(d.Entries)-1]
 }
 
-// Ask asks the entry that was added last. Those that count in this process come before those of the shared store.
+// Ask asks the entry that was added last. Those that count in this process come before those of the
+// shared store.
 func (d *Decision) Ask(e *Entry) {
 	d.Answers = append(d.Answers, Answer{Limits: e.Limits, By: ByLocal, ban: -1, pending: -1})
 	a := &d.Answers[len(d.Answers)-1]
@@ -83,8 +85,8 @@ func (d *Decision) add(c algorithms.Charge) (at int) {
 	return len(d.charges) - 1
 }
 
-// askHere lets a ban that only this process knows answer for a rule of the shared store. It is a local charge, so those of the
-// shared store move.
+// askHere lets a ban that only this process knows answer for a rule of the shared store. It is a
+// local charge, so those of the shared store move.
 func (d *Decision) askHere(a *Answer, c algorithms.Charge) {
 	d.charges = slices.Insert(d.charges, d.local, c)
 	d.outcomes = append(d.outcomes, algorithms.Outcome{})
@@ -100,9 +102,10 @@ func (d *Decision) askHere(a *Answer, c algorithms.Charge) {
 	d.local++
 }
 
-// Decide answers the entries: each place at one instant, and taking all or nothing over all of them. What this process
-// refuses never reaches the shared store; what it gave is given back when the shared store refuses. It reports whether the
-// request is denied, because the shared store failed and a rule wants such requests refused.
+// Decide answers the entries: each place at one instant, and taking all or nothing over all of
+// them. What this process refuses never reaches the shared store; what it gave is given back when
+// the shared store refuses. It reports whether the request is denied, because the shared store
+// failed and a rule wants such requests refused.
 func (d *Decision) Decide(ctx context.Context) (denied bool) {
 	d.applyHere(ctx, ofLocal)
 	switch {
@@ -121,8 +124,9 @@ func (d *Decision) Decide(ctx context.Context) (denied bool) {
 func (d *Decision) decideShared(ctx context.Context) (denied bool) {
 	others := d.charges[d.local:d.both]
 	outcomes := d.outcomes[d.local:d.both]
-	// Not ctx: the store may have counted what a client asked that leaves now, so it is waited for, for the timeout at most.
-	// Falling back instead would let those pass that ask and leave at once, and be no failure of the store.
+	// Not ctx: the store may have counted what a client asked that leaves now, so it is waited for,
+	// for the timeout at most. Falling back instead would let those pass that ask and leave at
+	// once, and be no failure of the store.
 	if err := d.counters.Shared.Apply(context.Background(), others, outcomes); err != nil {
 		denied = d.fallBack(ctx)
 		others, outcomes = d.charges[d.both:], d.outcomes[d.both:]
@@ -157,7 +161,8 @@ func (d *Decision) applyHere(ctx context.Context, part int) {
 	}
 }
 
-// leaveUnasked answers for a store that was not asked: the request passes as far as it is concerned.
+// leaveUnasked answers for a store that was not asked: the request passes as far as it is
+// concerned.
 func (d *Decision) leaveUnasked(from, to int, by By) {
 	for i := from; i < to; i++ {
 		d.outcomes[i] = algorithms.Unasked
@@ -169,7 +174,8 @@ func (d *Decision) leaveUnasked(from, to int, by By) {
 	}
 }
 
-// giveBack undoes what the local charges took. The outcomes keep saying what was asked, with the units back.
+// giveBack undoes what the local charges took. The outcomes keep saying what was asked, with the
+// units back.
 func (d *Decision) giveBack(ctx context.Context) {
 	charges, outcomes := d.here(ofLocal)
 	if len(charges) == 0 {

@@ -185,7 +185,8 @@ func TestFailure(t *testing.T) {
 	}
 	s.wantLeft(here, 1)
 
-	// More than the share ever holds passes again when the store is back; more than the limit never does.
+	// More than the share ever holds passes again when the store is back; more than the limit never
+	// does.
 	share.Cost = 3
 	if d, _ = s.ask(share); d.Answers[0].Outcomes[0].OK || d.Answers[0].Outcomes[0].Retry < counting.StoreBack || d.Answers[0].Outcomes[0].Retry == algorithms.Never {
 		t.Errorf("%+v", d.Answers[0].Outcomes)
@@ -254,7 +255,8 @@ func TestRefusalsEarnABan(t *testing.T) {
 	}
 }
 
-// A ban that is earned while the shared store is away holds here when it is back, and says nothing of other rules.
+// A ban that is earned while the shared store is away holds here when it is back, and says nothing
+// of other rules.
 func TestABanOfAnOutageOutlivesIt(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -339,7 +341,8 @@ func TestReservations(t *testing.T) {
 	}
 }
 
-// A process that ends gives back what counts by the response, which nobody sees any more, and not what a response would have charged.
+// A process that ends gives back what counts by the response, which nobody sees any more, and not
+// what a response would have charged.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
@@ -432,7 +435,8 @@ func TestWaits(t *testing.T) {
 	})
 }
 
-// A slot of this process is given back when the shared store refuses, also that of a dry run, and the next request is served in it.
+// A slot of this process is given back when the shared store refuses, also that of a dry run, and
+// the next request is served in it.
 func TestASlotIsGivenBackToo(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -483,7 +487,8 @@ func TestConcurrentDecisions(t *testing.T) {
 	}
 }
 
-// A share is asked about bans and what is pending too, and each rule is told its own wait, wherever its charges lie.
+// A share is asked about bans and what is pending too, and each rule is told its own wait, wherever
+// its charges lie.
 func TestSharesOfSeveralRules(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

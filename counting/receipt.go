@@ -1,7 +1,7 @@
 package counting
 
-// What a request that passed still has to do: to wait for its slots, and when its response is there, to give back or to pay the
-// rest.
+// What a request that passed still has to do: to wait for its slots, and when its response is
+// there, to give back or to pay the rest.
 
 import (
 	"context"
@@ -24,7 +24,8 @@ type Receipt struct {
 	mu       sync.Mutex    // guards what is reserved and pending in the items from a stop of the process
 }
 
-// Item is what a request holds under one entry. Its charges all give back, and are settled at most once each.
+// Item is what a request holds under one entry. Its charges all give back, and are settled at most
+// once each.
 type Item struct {
 	Entry int // its index among the decision's
 	Key   string
@@ -70,8 +71,8 @@ func (d *Decision) Keep() *Receipt {
 	return r
 }
 
-// keep notes what is held under one entry. What a dry run would have refused has taken nothing, and what no store was asked
-// about neither.
+// keep notes what is held under one entry. What a dry run would have refused has taken nothing, and
+// what no store was asked about neither.
 func (r *Receipt) keep(d *Decision, i int) {
 	e, a := &d.Entries[i], &d.Answers[i]
 	item := Item{Entry: i, By: a.By, Key: strings.Clone(e.Key), place: e.Place, byStatus: e.Reserves == ByStatus}
@@ -132,7 +133,8 @@ func (r *Receipt) Reserved() bool {
 // Waits reports whether the request must wait for a slot.
 func (r *Receipt) Waits() bool { return len(r.waits) > 0 || !r.until.IsZero() }
 
-// Wait waits for the request's slots. If ctx ends first they are given back, and the error is its cause.
+// Wait waits for the request's slots. If ctx ends first they are given back, and the error is its
+// cause.
 func (r *Receipt) Wait(ctx context.Context) (err error) {
 	for _, w := range r.waits {
 		if err != nil {
@@ -158,7 +160,8 @@ func (r *Receipt) Wait(ctx context.Context) (err error) {
 	return err
 }
 
-// Open reports whether it is still to be decided what becomes of an item's reservation by the response's status.
+// Open reports whether it is still to be decided what becomes of an item's reservation by the
+// response's status.
 func (r *Receipt) Open(item int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,7 +176,8 @@ func (r *Receipt) Return(item int) {
 	r.end(i, i.reserved)
 }
 
-// Count lets an item's reservation stand, because the response counts, and as a strike if the key can be banned.
+// Count lets an item's reservation stand, because the response counts, and as a strike if the key
+// can be banned.
 func (r *Receipt) Count(item int) (ban Banned) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -203,7 +207,8 @@ func (r *Receipt) Correct(item int, total int64) {
 	r.end(i, pay)
 }
 
-// Close ends the request: what it held in flight is given back, and what it still reserves stays taken.
+// Close ends the request: what it held in flight is given back, and what it still reserves stays
+// taken.
 func (r *Receipt) Close() {
 	for i := range r.Items {
 		item := &r.Items[i]
@@ -226,7 +231,8 @@ func (r *Receipt) end(i *Item, pay []algorithms.Charge) {
 	i.reserved, i.pending = nil, nil
 }
 
-// pay applies charges that cannot be refused: in this process at once, in the shared store in the background.
+// pay applies charges that cannot be refused: in this process at once, in the shared store in the
+// background.
 func (r *Receipt) pay(i *Item, charges ...algorithms.Charge) {
 	switch {
 	case len(charges) == 0:
@@ -237,8 +243,9 @@ func (r *Receipt) pay(i *Item, charges ...algorithms.Charge) {
 	}
 }
 
-// cutOff gives back what a request has reserved in the shared store that a stop of the process does not wait for: nobody will
-// see its response. What waits for a charge stays: the upstream may have done the work.
+// cutOff gives back what a request has reserved in the shared store that a stop of the process does
+// not wait for: nobody will see its response. What waits for a charge stays: the upstream may have
+// done the work.
 func (r *Receipt) cutOff() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -266,8 +273,8 @@ func (b *Books) Empty() bool {
 	return empty
 }
 
-// CutOff gives back what is held by requests that the process does not live to see the end of, and returns how many those are. What
-// they hold in flight the store gives back when it closes.
+// CutOff gives back what is held by requests that the process does not live to see the end of, and
+// returns how many those are. What they hold in flight the store gives back when it closes.
 func (b *Books) CutOff() (requests int) {
 	b.receipts.Range(func(r, _ any) bool {
 		requests++

@@ -10,10 +10,12 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// StoreBack is when a client may expect the shared store to be back: it is looked for more often than that.
+// StoreBack is when a client may expect the shared store to be back: it is looked for more often
+// than that.
 const StoreBack = 2 * time.Second
 
-// fallBack answers the entries that the shared store did not, as each rule chose. A dry run never denies.
+// fallBack answers the entries that the shared store did not, as each rule chose. A dry run never
+// denies.
 func (d *Decision) fallBack(ctx context.Context) (denied bool) {
 	d.leaveUnasked(d.local, d.both, ByShare)
 	for i := range d.Answers {
@@ -62,8 +64,8 @@ func (d *Decision) takeShare(e *Entry, a *Answer) {
 	a.first = first
 }
 
-// untilStoreIsBack corrects the wait for what is more than the share ever holds, but not more than the limit: that passes again
-// when the shared store decides it.
+// untilStoreIsBack corrects the wait for what is more than the share ever holds, but not more than
+// the limit: that passes again when the shared store decides it.
 func (d *Decision) untilStoreIsBack(e *Entry, a *Answer) {
 	for i, limit := range e.Limits {
 		c, o := &d.charges[a.first+i], &d.outcomes[a.first+i]
@@ -82,8 +84,8 @@ type shares struct {
 	lists sync.Map // of limits, by the first of them: *algorithms.Limit → []*algorithms.Limit
 }
 
-// Shares returns this instance's part of each limit, by the number of instances last known. The same limits have the same parts
-// until that changes.
+// Shares returns this instance's part of each limit, by the number of instances last known. The
+// same limits have the same parts until that changes.
 func (c *Counters) Shares(limits []*algorithms.Limit) []*algorithms.Limit {
 	if len(limits) == 0 {
 		return nil
@@ -108,7 +110,8 @@ func (c *Counters) Shares(limits []*algorithms.Limit) []*algorithms.Limit {
 // ShareZone is where the shares of a zone are counted. No configured name can be this one.
 func ShareZone(zone string) string { return zone + " (share)" }
 
-// share is one instance's part of a limit: at least 1, so that the sum over the fleet may reach the fleet's size.
+// share is one instance's part of a limit: at least 1, so that the sum over the fleet may reach the
+// fleet's size.
 func share(limit *algorithms.Limit, fleet int) *algorithms.Limit {
 	part := func(n int64) int64 {
 		if n == 0 {

@@ -12,7 +12,8 @@ type Families struct {
 	Draft6 bool
 	// X sends X-RateLimit-Limit, -Remaining and -Reset.
 	X bool
-	// XDelta makes X-RateLimit-Reset a number of seconds from now instead of seconds since the Unix epoch.
+	// XDelta makes X-RateLimit-Reset a number of seconds from now instead of seconds since the Unix
+	// epoch.
 	XDelta bool
 }
 

@@ -59,8 +59,8 @@ func TestF17RetryAfter(t *testing.T) {
 	}
 }
 
-// F17, the other half: Retry-After is never earlier than t of the policies that refuse, whatever the
-// algorithm and the moment; and waiting that long is enough.
+// F17, the other half: Retry-After is never earlier than t of the policies that refuse, whatever
+// the algorithm and the moment; and waiting that long is enough.
 func TestF17RetryAfterNotBeforeReset(t *testing.T) {
 	for _, p := range []algorithms.Policy{
 		{Algorithm: algorithms.FixedWindow, Quota: 3, Window: 10 * time.Second},
@@ -188,7 +188,8 @@ func TestNamesCannotBreakOut(t *testing.T) {
 	}
 }
 
-// Every response has its own slices: what a handler does to one must not reach another, nor another field.
+// Every response has its own slices: what a handler does to one must not reach another, nor another
+// field.
 func TestEveryResponseHasItsOwnSlices(t *testing.T) {
 	set := NewSet(Families{IETF: true, Draft6: true, X: true}, 429, NewPolicy("api", fixed(t, 100, time.Minute)))
 	write := func() http.Header {
@@ -260,7 +261,8 @@ func TestQueuePolicy(t *testing.T) {
 	}
 }
 
-// The unit of what is in flight on the wire, from what the core answers while leases are taken and given back.
+// The unit of what is in flight on the wire, from what the core answers while leases are taken and
+// given back.
 func TestInFlightOnTheWire(t *testing.T) {
 	l := limit(t, algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 2, Window: 30 * time.Second})
 	set := NewSet(Families{IETF: true, X: true, XDelta: true}, 429, NewPolicy("exports", l))
@@ -292,7 +294,8 @@ func TestInFlightOnTheWire(t *testing.T) {
 	}
 }
 
-// The whole request is allowed two allocations; these fields take none of them once the scratch is there.
+// The whole request is allowed two allocations; these fields take none of them once the scratch is
+// there.
 func TestNoAllocations(t *testing.T) {
 	set := NewSet(Default, 429, NewPolicy("api", fixed(t, 100, time.Minute)), NewPolicy("login", fixed(t, 5, time.Hour)),
 		NewPolicy("exports", limit(t, algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 5, Window: time.Minute})))
@@ -355,7 +358,8 @@ func BenchmarkWrite(b *testing.B) {
 	})
 }
 
-// What another handler of the request told of a policy is taken out, and nothing else: F33 on the wire.
+// What another handler of the request told of a policy is taken out, and nothing else: F33 on the
+// wire.
 func TestRetract(t *testing.T) {
 	h := http.Header{
 		keyPolicy: {`"z";q=10;w=60, "other";q=5;w=1`, `"z";q=10;w=60`},

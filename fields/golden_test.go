@@ -1,7 +1,8 @@
 package fields
 
-// Every file of testdata/fields is a case: what applied, a line of dashes, the response that follows from it.
-// `go test ./fields -update` rewrites the responses; read the difference before committing it.
+// Every file of testdata/fields is a case: what applied, a line of dashes, the response that
+// follows from it. `go test ./fields -update` rewrites the responses; read the difference before
+// committing it.
 
 import (
 	"flag"

@@ -12,7 +12,8 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// MaxInteger is the largest Integer of Structured Fields (RFC 9651, section 3.3.1). Larger numbers are sent as this one.
+// MaxInteger is the largest Integer of Structured Fields (RFC 9651, section 3.3.1). Larger numbers
+// are sent as this one.
 const MaxInteger = 999_999_999_999_999
 
 // Policy is a limit under the name that clients see.
@@ -53,9 +54,9 @@ func NewPolicy(name string, l *algorithms.Limit) Policy {
 // Name returns the name that clients see.
 func (p *Policy) Name() string { return p.name }
 
-// window returns the policy's window in whole seconds, 0 when it has none that is true. A bucket's is the time in
-// which it refills, rounded up: to claim that more comes back in less time would be a promise that is not kept.
-// That of units in flight is only how long a lease may go unrenewed.
+// window returns the policy's window in whole seconds, 0 when it has none that is true. A bucket's
+// is the time in which it refills, rounded up: to claim that more comes back in less time would be
+// a promise that is not kept. That of units in flight is only how long a lease may go unrenewed.
 func window(l *algorithms.Limit) int64 {
 	switch {
 	case l.Algorithm == algorithms.Concurrency:
@@ -79,8 +80,9 @@ func (p *Policy) appendLimit(dst []byte, o *algorithms.Outcome) []byte {
 	return dst
 }
 
-// Tighter reports whether outcome a of a limit with capacity p is closer to exhaustion than b of one with capacity q:
-// the smaller share remains, or the same share and the longer wait for more. Shares are compared as fractions, exactly.
+// Tighter reports whether outcome a of a limit with capacity p is closer to exhaustion than b of
+// one with capacity q: the smaller share remains, or the same share and the longer wait for more.
+// Shares are compared as fractions, exactly.
 func Tighter(p int64, a *algorithms.Outcome, q int64, b *algorithms.Outcome) bool {
 	// a/p < b/q; a capacity of 0 counts as 1, since nothing of it remains either way
 	hi1, lo1 := bits.Mul64(uint64(max(a.Remaining, 0)), uint64(max(q, 1)))
@@ -111,7 +113,8 @@ func seconds(d time.Duration) int64 {
 
 func clamp(n int64) int64 { return max(0, min(n, MaxInteger)) }
 
-// Name is the name that clients see: what is not printable ASCII is percent-encoded. A percent sign stays as it is.
+// Name is the name that clients see: what is not printable ASCII is percent-encoded. A percent sign
+// stays as it is.
 func Name(name string) string {
 	var out []byte
 	for i := range len(name) {
@@ -124,7 +127,8 @@ func Name(name string) string {
 	return string(out)
 }
 
-// quote writes a printable ASCII text as a String of Structured Fields (RFC 9651, section 3.3.3), which is one in JSON too.
+// quote writes a printable ASCII text as a String of Structured Fields (RFC 9651, section 3.3.3),
+// which is one in JSON too.
 func quote(text string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(text) + `"`
 }

@@ -1,6 +1,7 @@
 package fields
 
-// The body of a refusal that the module answers itself: problem details (RFC 9457) of the types that the draft defines.
+// The body of a refusal that the module answers itself: problem details (RFC 9457) of the types
+// that the draft defines.
 
 import (
 	"net/http"
@@ -12,7 +13,8 @@ const ProblemType = "application/problem+json"
 
 const registry = "https://iana.org/assignments/http-problem-types#"
 
-// The problem types: of a refusal, of one because the client is banned, and of one for want of the means to count.
+// The problem types: of a refusal, of one because the client is banned, and of one for want of the
+// means to count.
 const (
 	QuotaExceeded            = registry + "quota-exceeded"
 	AbnormalUsageDetected    = registry + "abnormal-usage-detected"
@@ -38,11 +40,12 @@ func head(kind, title string, status int) string {
 	return `{"type":"` + kind + `","title":"` + title + `","status":` + strconv.Itoa(status)
 }
 
-// Problem is the body for the policies among those applied that refused. It must not be changed: with one
-// refusing policy it is shared by all responses.
+// Problem is the body for the policies among those applied that refused. It must not be changed:
+// with one refusing policy it is shared by all responses.
 func (s *Set) Problem(applied []Applied) []byte { return s.violated(&s.exceeded, applied) }
 
-// AbnormalUsage is the body for a client that is banned, by the policies that refused. As with Problem, it must not be changed.
+// AbnormalUsage is the body for a client that is banned, by the policies that refused. As with
+// Problem, it must not be changed.
 func (s *Set) AbnormalUsage(applied []Applied) []byte { return s.violated(&s.abnormal, applied) }
 
 func (s *Set) violated(p *problem, applied []Applied) []byte {
@@ -69,12 +72,14 @@ func (s *Set) violated(p *problem, applied []Applied) []byte {
 	return append(body, "]}"...)
 }
 
-// ReducedCapacity is the body of a refusal for want of the means to count, which is no fault of the client's.
+// ReducedCapacity is the body of a refusal for want of the means to count, which is no fault of the
+// client's.
 func ReducedCapacity(status int) []byte {
 	return []byte(head(TemporaryReducedCapacity, "Temporary Reduced Capacity", status) + "}")
 }
 
-// Malformed is the body of a refusal of a request that cannot be counted as it is. The detail says why, in plain text.
+// Malformed is the body of a refusal of a request that cannot be counted as it is. The detail says
+// why, in plain text.
 func Malformed(status int, detail string) []byte {
 	return []byte(head("about:blank", http.StatusText(status), status) + `,"detail":` + strconv.Quote(detail) + "}")
 }

@@ -11,11 +11,12 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// Scratch holds the values of one response. It belongs inside whatever the caller allocates for the request.
-// The zero value is ready. It must not be copied once used, reused, or put into a pool: the
-// header map refers to it for as long as the response lives.
+// Scratch holds the values of one response. It belongs inside whatever the caller allocates for the
+// request. The zero value is ready. It must not be copied once used, reused, or put into a pool:
+// the header map refers to it for as long as the response lives.
 type Scratch struct {
-	// values backs the slices in the header map: each response has its own, because handlers edit them in place.
+	// values backs the slices in the header map: each response has its own, because handlers edit
+	// them in place.
 	values [3]string
 	array  [48]byte               // all texts, one after the other; never rewritten
 	text   uint8                  // how much of the array is written
@@ -24,13 +25,15 @@ type Scratch struct {
 	ones   *[len(oneValues)]shown // nil until a family of one value is written
 }
 
-// Values is room for what only refusals need, which a caller that knows of one allocates together with the Scratch.
+// Values is room for what only refusals need, which a caller that knows of one allocates together
+// with the Scratch.
 type Values [4]string
 
 // Lend gives the scratch room for the values of a refusal.
 func (sc *Scratch) Lend(room *Values) { sc.more = room }
 
-// shown is what a family of one value says, by which a later handler of the request knows it from what others set.
+// shown is what a family of one value says, by which a later handler of the request knows it from
+// what others set.
 type shown struct {
 	name             string
 	capacity         int64
@@ -46,7 +49,8 @@ func (sc *Scratch) show(family int, s shown) {
 	sc.ones[family] = s
 }
 
-// shown is what an earlier handler of the request wrote; nil if it did not, or not what stands there now.
+// shown is what an earlier handler of the request wrote; nil if it did not, or not what stands
+// there now.
 func (sc *Scratch) shown(h http.Header, family int) *shown {
 	if sc.ones == nil {
 		return nil
@@ -69,7 +73,8 @@ func (sc *Scratch) finish(b []byte) string {
 	if int(sc.text) < len(sc.array) && &b[0] == &sc.array[sc.text] { // else it did not fit, and has an array of its own
 		sc.text += uint8(len(b))
 	}
-	// Safe because these bytes are never written again: the next text begins behind them. It saves an allocation on every response.
+	// Safe because these bytes are never written again: the next text begins behind them. It saves
+	// an allocation on every response.
 	return unsafe.String(unsafe.SliceData(b), len(b))
 }
 
@@ -87,7 +92,8 @@ func (sc *Scratch) add(h http.Header, key, value string) {
 		h[key] = append(slices.Clip(old), value)
 		return
 	}
-	// Full slice expressions: an append by someone else must move away, not write into the next field.
+	// Full slice expressions: an append by someone else must move away, not write into the next
+	// field.
 	i := int(sc.used)
 	if sc.used++; i < len(sc.values) {
 		sc.values[i] = value

@@ -43,11 +43,13 @@ type Applied struct {
 	Outcome *algorithms.Outcome
 }
 
-// Set is what a handler needs to speak to clients about its policies. It is immutable and safe for concurrent use.
+// Set is what a handler needs to speak to clients about its policies. It is immutable and safe for
+// concurrent use.
 type Set struct {
 	families Families
 	policies []Policy
-	// policyTexts holds the policy list for every combination of rules, by bit mask; nil with too many rules.
+	// policyTexts holds the policy list for every combination of rules, by bit mask; nil with too
+	// many rules.
 	policyTexts []string
 	exceeded    problem
 	abnormal    problem
@@ -56,8 +58,9 @@ type Set struct {
 // maxMasked is up to how many policies every combination is written at load: 64 short texts.
 const maxMasked = 6
 
-// NewSet prepares the policies of a handler, each with a name of its own, in the order of its rules. Those of dry-run rules
-// are left out: clients are not told of them. Status is that of a refusal, for the problem body.
+// NewSet prepares the policies of a handler, each with a name of its own, in the order of its
+// rules. Those of dry-run rules are left out: clients are not told of them. Status is that of a
+// refusal, for the problem body.
 func NewSet(families Families, status int, policies ...Policy) *Set {
 	s := &Set{families: families, policies: policies}
 	if len(policies) <= maxMasked {
@@ -74,9 +77,10 @@ func NewSet(families Families, status int, policies ...Policy) *Set {
 // NeedsNow reports whether Write reads its argument now, so that the others need not read a clock.
 func (s *Set) NeedsNow() bool { return s.families.X && !s.families.XDelta }
 
-// Write adds the fields for the policies that applied, in the order of the rules. Nothing applied: no fields.
-// Lists that something else already set are kept, and ours are added as further items; the one-value families
-// cannot hold a second value, so what something else set there stays, and of two handlers the policy that is closer to exhaustion.
+// Write adds the fields for the policies that applied, in the order of the rules. Nothing applied:
+// no fields. Lists that something else already set are kept, and ours are added as further items;
+// the one-value families cannot hold a second value, so what something else set there stays, and of
+// two handlers the policy that is closer to exhaustion.
 //
 // now is the wall clock, read after the decision; it matters only if [Set.NeedsNow].
 func (s *Set) Write(h http.Header, sc *Scratch, applied []Applied, now time.Time) {
@@ -94,8 +98,8 @@ func (s *Set) Write(h http.Header, sc *Scratch, applied []Applied, now time.Time
 	}
 }
 
-// Retract takes out what another handler of the same request has written of policies, because what was true then is not
-// any more.
+// Retract takes out what another handler of the same request has written of policies, because what
+// was true then is not any more.
 func Retract(h http.Header, sc *Scratch, names ...string) {
 	begins := make([]string, len(names))
 	for i, name := range names {
@@ -193,8 +197,9 @@ func (s *Set) limitText(sc *Scratch, applied []Applied) string {
 	return sc.finish(text)
 }
 
-// writeTightest sends the families that have room for one rule: the one closest to exhaustion. Units in flight are left
-// out, because whoever reads these families takes the numbers for those of a window.
+// writeTightest sends the families that have room for one rule: the one closest to exhaustion.
+// Units in flight are left out, because whoever reads these families takes the numbers for those of
+// a window.
 func (s *Set) writeTightest(h http.Header, sc *Scratch, applied []Applied, now time.Time) {
 	var shown Applied
 	for _, a := range applied {
@@ -255,8 +260,9 @@ func (k *oneValue) remove(h http.Header) {
 // ofAnother are the fields by which handlers before said what body a response has: not this one's.
 var ofAnother = []string{"Content-Length", "Content-Encoding", "Etag", "Last-Modified", "Content-Range", "Accept-Ranges", "Trailer"}
 
-// Caching reports whether a field, by its canonical name, says how long a response may be kept. Those that end in Cache-Control speak to
-// some caches only (RFC 9213), which obey them before that one.
+// Caching reports whether a field, by its canonical name, says how long a response may be kept.
+// Those that end in Cache-Control speak to some caches only (RFC 9213), which obey them before that
+// one.
 func Caching(name string) bool {
 	switch name {
 	case "Expires", "Surrogate-Control", "Edge-Control", "X-Accel-Expires":
@@ -265,10 +271,11 @@ func Caching(name string) bool {
 	return strings.HasSuffix(name, keyCache)
 }
 
-// WriteRefusal adds what every refusal carries, and takes out what was said of another response: it must not be cached, and
-// Retry-After says when to come back: whole seconds, rounded up, at least 1. With [algorithms.Never] there is no such moment, with
-// [algorithms.Unknown] nobody knows it, and there is no field. A later Retry-After that is already there (an error route inside
-// a limited route) is kept.
+// WriteRefusal adds what every refusal carries, and takes out what was said of another response: it
+// must not be cached, and Retry-After says when to come back: whole seconds, rounded up, at least
+// 1. With [algorithms.Never] there is no such moment, with [algorithms.Unknown] nobody knows it,
+// and there is no field. A later Retry-After that is already there (an error route inside a limited
+// route) is kept.
 func WriteRefusal(h http.Header, sc *Scratch, retry time.Duration) {
 	for _, key := range ofAnother {
 		delete(h, key)

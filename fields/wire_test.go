@@ -13,7 +13,8 @@ import (
 	"github.com/dunglas/httpsfv"
 )
 
-// checkFields fails unless the structured fields are well-formed lists of items as the draft defines them.
+// checkFields fails unless the structured fields are well-formed lists of items as the draft
+// defines them.
 func checkFields(t *testing.T, h http.Header) {
 	t.Helper()
 	quotas, inFlight := make(map[string]int64), make(map[string]bool)
@@ -86,7 +87,8 @@ func integer(t *testing.T, item httpsfv.Item, param string, least int64) int64 {
 	return n
 }
 
-// FuzzWellFormed: whatever the names and numbers, the fields parse and the body is JSON that says the same.
+// FuzzWellFormed: whatever the names and numbers, the fields parse and the body is JSON that says
+// the same.
 func FuzzWellFormed(f *testing.F) {
 	f.Add("api", "login", int64(100), int64(60_000_000), int64(5), int64(1_000_000), int64(0), uint8(0))
 	f.Add("a\"b\\", "é\r\nX: y", int64(0), int64(1), int64(-1), int64(-5), int64(1)<<62, uint8(0xff))
@@ -123,7 +125,8 @@ func FuzzWellFormed(f *testing.F) {
 	})
 }
 
-// checkValues fails on bytes that could break out of a field, and on anything but digits where one number stands.
+// checkValues fails on bytes that could break out of a field, and on anything but digits where one
+// number stands.
 func checkValues(t *testing.T, h http.Header) {
 	t.Helper()
 	for name, values := range h {

@@ -28,7 +28,8 @@ func newMeter(t *testing.T, quota int64, window time.Duration, burst int64) *met
 	return &meter{t, clock, storetest.NewReference(clock.Now), limit}
 }
 
-// ask wants a retry of the given milliseconds, rounded up; 0 wants the request admitted, below 0 never.
+// ask wants a retry of the given milliseconds, rounded up; 0 wants the request admitted, below 0
+// never.
 func (m *meter) ask(at, cost, retry int64) {
 	m.t.Helper()
 	m.clock.Set(storetest.Start + at*1000)
@@ -72,8 +73,8 @@ func TestMeterWithBurst(t *testing.T) {
 	m.ask(700, 1, 100)
 }
 
-// Three a second has no whole interval. What is left of a millisecond is not lost: saturated for 100 s, the
-// meter admits what was in the bucket and exactly three a second.
+// Three a second has no whole interval. What is left of a millisecond is not lost: saturated for
+// 100 s, the meter admits what was in the bucket and exactly three a second.
 func TestMeterIsExact(t *testing.T) {
 	m := newMeter(t, 3, time.Second, 1)
 	admitted := 0

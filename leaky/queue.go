@@ -11,13 +11,14 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// Queue is the policy of NGINX's limit_req with a queue: quota units per window leave evenly spaced, and of the units above
-// the one in service queue may wait, the first delay of them no time at all. What would wait longer than maxWait
-// is refused like what finds the queue full; a maxWait of 0 leaves it to the queue. Where maxWait leaves less room than queue,
-// the policy has that room only, so that no client is told of more.
+// Queue is the policy of NGINX's limit_req with a queue: quota units per window leave evenly
+// spaced, and of the units above the one in service queue may wait, the first delay of them no time
+// at all. What would wait longer than maxWait is refused like what finds the queue full; a maxWait
+// of 0 leaves it to the queue. Where maxWait leaves less room than queue, the policy has that room
+// only, so that no client is told of more.
 //
-// Quota and window are as in [Meter]; queue is 1 or more, delay 0 to queue−1: if none of them had to wait it would be
-// a meter. [algorithms.Compile] says what is out of range.
+// Quota and window are as in [Meter]; queue is 1 or more, delay 0 to queue−1: if none of them had
+// to wait it would be a meter. [algorithms.Compile] says what is out of range.
 //
 // Source: the module reference of ngx_http_limit_req_module.
 func Queue(quota int64, window time.Duration, queue, delay int64, maxWait time.Duration) algorithms.Policy {
@@ -35,9 +36,10 @@ func Queue(quota int64, window time.Duration, queue, delay int64, maxWait time.D
 	return p
 }
 
-// Room is where the requests of this process wait for the slots that a store in this process gave them, a line for each counter.
-// It has no goroutine and no timer: each request waits by itself. A request that goes away leaves its slot to the one
-// behind it, that one's to the next, and so on; the last slot goes back to the counter.
+// Room is where the requests of this process wait for the slots that a store in this process gave
+// them, a line for each counter. It has no goroutine and no timer: each request waits by itself. A
+// request that goes away leaves its slot to the one behind it, that one's to the next, and so on;
+// the last slot goes back to the counter.
 type Room struct {
 	store algorithms.Store
 	now   func() time.Time
@@ -46,8 +48,8 @@ type Room struct {
 	lines map[place][]*ticket
 }
 
-// NewRoom returns an empty room in front of a store whose decisions take no longer than a lock may be held. The clock's
-// seconds must be those of timers, as [time.Now]'s are.
+// NewRoom returns an empty room in front of a store whose decisions take no longer than a lock may
+// be held. The clock's seconds must be those of timers, as [time.Now]'s are.
 func NewRoom(store algorithms.Store, now func() time.Time) *Room {
 	return &Room{store: store, now: now, lines: map[place][]*ticket{}}
 }
@@ -69,8 +71,8 @@ type ticket struct {
 	gone  int64             // units before it in the line that went away since
 }
 
-// slot is when the charge is served. All that went away counts at once, so that an interval which is no whole number
-// of ticks is rounded only once.
+// slot is when the charge is served. All that went away counts at once, so that an interval which
+// is no whole number of ticks is rounded only once.
 func (t *ticket) slot() time.Time { return t.first.Add(-t.limit.Interval(t.gone)) }
 
 // Wait is a request's time in the room. One goroutine may use it.
@@ -80,8 +82,9 @@ type Wait struct {
 	moved   chan struct{} // a slot of ours is earlier now
 }
 
-// Apply decides a batch as the store does, and puts each charge that is delayed in its line, but for dry runs. The Wait is nil
-// when the batch was refused or none was delayed; else the request must leave the room, by [Wait.Until] or [Wait.Leave].
+// Apply decides a batch as the store does, and puts each charge that is delayed in its line, but
+// for dry runs. The Wait is nil when the batch was refused or none was delayed; else the request
+// must leave the room, by [Wait.Until] or [Wait.Leave].
 func (r *Room) Apply(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) (*Wait, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -109,8 +112,8 @@ func (r *Room) Apply(ctx context.Context, charges []algorithms.Charge, out []alg
 	return w, nil
 }
 
-// enter puts a ticket in its line, which is ordered by slot: under a rate that a reload raised, a newcomer's may be earlier
-// than those that were given before.
+// enter puts a ticket in its line, which is ordered by slot: under a rate that a reload raised, a
+// newcomer's may be earlier than those that were given before.
 func (r *Room) enter(t *ticket) {
 	line := r.lines[t.place]
 	i := len(line)
@@ -120,8 +123,8 @@ func (r *Room) enter(t *ticket) {
 	r.lines[t.place] = slices.Insert(line, i, t)
 }
 
-// Until waits for the last of the request's slots and leaves the room. When ctx ends first the request leaves as
-// in [Wait.Leave], and the error is the context's.
+// Until waits for the last of the request's slots and leaves the room. When ctx ends first the
+// request leaves as in [Wait.Leave], and the error is the context's.
 func (w *Wait) Until(ctx context.Context) error {
 	rest := w.rest()
 	timer := time.NewTimer(rest)
@@ -157,7 +160,8 @@ func (w *Wait) rest() time.Duration {
 	return rest
 }
 
-// Leave gives up the request's slots: those that are still to come are given back. Who has left before leaves nothing.
+// Leave gives up the request's slots: those that are still to come are given back. Who has left
+// before leaves nothing.
 func (w *Wait) Leave() {
 	w.room.mu.Lock()
 	defer w.room.mu.Unlock()
@@ -184,9 +188,10 @@ func (w *Wait) clear(left func(t *ticket, behind []*ticket)) {
 	w.tickets = nil
 }
 
-// GiveBack undoes a batch that Apply passed, for a request that will not be served: back has what undoes
-// each of its charges that does not stand in line as w, and out answers them. Unlike a client's that went away, a slot that
-// has come is given back too, and so is what had none; who came later moves up.
+// GiveBack undoes a batch that Apply passed, for a request that will not be served: back has what
+// undoes each of its charges that does not stand in line as w, and out answers them. Unlike a
+// client's that went away, a slot that has come is given back too, and so is what had none; who
+// came later moves up.
 func (r *Room) GiveBack(w *Wait, back []algorithms.Charge, out []algorithms.Outcome) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -210,8 +215,9 @@ func (r *Room) GiveBack(w *Wait, back []algorithms.Charge, out []algorithms.Outc
 	}
 }
 
-// giveBack returns a ticket's units and moves those behind it up: by force, since it is not the last slot that becomes free,
-// but after the move the last one is. Units that are used up already move nobody.
+// giveBack returns a ticket's units and moves those behind it up: by force, since it is not the
+// last slot that becomes free, but after the move the last one is. Units that are used up already
+// move nobody.
 func (r *Room) giveBack(t *ticket, behind []*ticket) {
 	back := [1]algorithms.Charge{t.back}
 	var out [1]algorithms.Outcome

@@ -39,8 +39,8 @@ type house struct {
 	gone map[string]error         // who went away
 }
 
-// inBubble runs body where time passes when everyone waits. When it ends everyone has left, and the room must be empty;
-// a goroutine that remained would fail the test.
+// inBubble runs body where time passes when everyone waits. When it ends everyone has left, and the
+// room must be empty; a goroutine that remained would fail the test.
 func inBubble(t *testing.T, body func(t *testing.T, h *house)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -144,7 +144,8 @@ func TestQueuePolicy(t *testing.T) {
 	}
 }
 
-// 10/s, queue 5, seven at once: 0, 100, 200, 300, 400, 500, refused; with delay 3: 0, 0, 0, 0, 100, 200, refused.
+// 10/s, queue 5, seven at once: 0, 100, 200, 300, 400, 500, refused; with delay 3: 0, 0, 0, 0, 100,
+// 200, refused.
 func TestRoomServesInOrder(t *testing.T) {
 	for delay, want := range map[int64][]int64{0: {0, 100, 200, 300, 400, 500}, 3: {0, 0, 0, 0, 100, 200}} {
 		inBubble(t, func(t *testing.T, h *house) {
@@ -184,8 +185,8 @@ func TestF51WhoGoesAwayFreesItsPlace(t *testing.T) {
 	})
 }
 
-// Whoever leaves, whenever: those before stay, those behind move up one slot each, a newcomer gets the last slot; and
-// a slot that has passed is used up.
+// Whoever leaves, whenever: those before stay, those behind move up one slot each, a newcomer gets
+// the last slot; and a slot that has passed is used up.
 func TestRoomLeaverInEveryPosition(t *testing.T) {
 	const n = 5
 	for i := 1; i <= n; i++ {
@@ -227,7 +228,8 @@ func TestRoomLeaverInEveryPosition(t *testing.T) {
 	}
 }
 
-// A request under two limits waits for the later slot; when it goes away it frees its place in both lines.
+// A request under two limits waits for the later slot; when it goes away it frees its place in both
+// lines.
 func TestRoomSeveralLines(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *house) {
 		fast := algorithms.Charge{Key: "k", Limit: compile(t, "fast", Queue(10, time.Second, 10, 0, 0)), Cost: 1}
@@ -324,7 +326,8 @@ func TestRoomContextEndsWithTheSlot(t *testing.T) {
 	}
 }
 
-// Leaving twice, leaving without having waited, and leaving after being served are all the same: once.
+// Leaving twice, leaving without having waited, and leaving after being served are all the same:
+// once.
 func TestRoomLeavesOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *house) {
 		c := algorithms.Charge{Key: "k", Limit: compile(t, "z", Queue(10, time.Second, 5, 0, 0)), Cost: 1}
@@ -357,7 +360,8 @@ func TestRoomLeavesOnce(t *testing.T) {
 	})
 }
 
-// Three a second, 200 ahead of the last one, who all leave: it has lost less than a microsecond by rounding.
+// Three a second, 200 ahead of the last one, who all leave: it has lost less than a microsecond by
+// rounding.
 func TestRoomDoesNotDrift(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *house) {
 		c := algorithms.Charge{Key: "k", Limit: compile(t, "z", Queue(3, time.Second, 300, 0, 0)), Cost: 1}
@@ -380,7 +384,8 @@ func TestRoomDoesNotDrift(t *testing.T) {
 	})
 }
 
-// Under a rate that a reload raised a newcomer does not wait for the slots of the old one; under a lowered one it does.
+// Under a rate that a reload raised a newcomer does not wait for the slots of the old one; under a
+// lowered one it does.
 func TestRoomReload(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *house) {
 		old := algorithms.Charge{Key: "k", Limit: compile(t, "z", Queue(1, time.Second, 10, 0, 0)), Cost: 1}
@@ -394,14 +399,15 @@ func TestRoomReload(t *testing.T) {
 		h.at(ms(50))
 		leave()
 		synctest.Wait()
-		// B left under the old limit, so the first 50 ms count at the old rate: F is behind E by less than a slot more.
+		// B left under the old limit, so the first 50 ms count at the old rate: F is behind E by
+		// less than a slot more.
 		h.enter(context.Background(), "F", ms(395), raised)
 		h.served(map[string]time.Duration{"A": 0, "C": time.Second, "D": ms(300), "E": ms(400), "F": ms(445)})
 	})
 }
 
-// A thousand wait in ten lines, half of them go away at random moments; the others are served in order, never closer
-// than the rate, and none later than it was told.
+// A thousand wait in ten lines, half of them go away at random moments; the others are served in
+// order, never closer than the rate, and none later than it was told.
 func TestRoomThousandWaiters(t *testing.T) {
 	inBubble(t, func(t *testing.T, h *house) {
 		limit := compile(t, "z", Queue(1000, time.Second, 1000, 0, 0))
@@ -499,7 +505,8 @@ func TestRoomGivesBackWhatHadNoSlot(t *testing.T) {
 	})
 }
 
-// Who came later moves up: behind one that was to be served at once, and behind one whose slot has come meanwhile.
+// Who came later moves up: behind one that was to be served at once, and behind one whose slot has
+// come meanwhile.
 func TestRoomGivesBackBehindOthers(t *testing.T) {
 	type at = map[string]time.Duration
 	for name, undo := range map[string]struct {

@@ -1,6 +1,7 @@
 package memstore
 
-// The way of a batch: find every counter, lock, decide at one moment, write back what was committed.
+// The way of a batch: find every counter, lock, decide at one moment, write back what was
+// committed.
 
 import (
 	"cmp"
@@ -51,7 +52,8 @@ func (v *visit) load() {
 	}
 }
 
-// changed reports whether a charge left something to be written back. A refusal, a peek and a cost of 0 do not.
+// changed reports whether a charge left something to be written back. A refusal, a peek and a cost
+// of 0 do not.
 func changed(c *algorithms.Charge, o *algorithms.Outcome, counter *algorithms.Counter, committed bool) bool {
 	return counter.Anchored || committed && o.OK && c.Commits() && c.Cost != 0
 }
@@ -80,7 +82,8 @@ func (s *Store) applyOne(charges []algorithms.Charge, out []algorithms.Outcome) 
 }
 
 // applyFew is applyMany on the stack. The compiler lets pointers to visits stay there only while
-// the array that they are put into is in sight, which is why the two lines in the middle stand twice.
+// the array that they are put into is in sight, which is why the two lines in the middle stand
+// twice.
 func (s *Store) applyFew(charges []algorithms.Charge, out []algorithms.Outcome) {
 	var visits [inline]visit
 	var counters [inline]*algorithms.Counter
@@ -139,8 +142,8 @@ func (s *Store) applyAll(charges []algorithms.Charge, out []algorithms.Outcome, 
 	}
 }
 
-// keep writes back. Counters that are new come last: a place for one may be made by forgetting any other,
-// so after the first of them no slot number of this batch is good.
+// keep writes back. Counters that are new come last: a place for one may be made by forgetting any
+// other, so after the first of them no slot number of this batch is good.
 func keep(charges []algorithms.Charge, visits []visit, now int64) {
 	for i := range visits {
 		if v := &visits[i]; v.dirty && v.found {
@@ -164,9 +167,10 @@ func lock(shards []*shard) []*shard {
 	return shards
 }
 
-// moment makes the decisions of a shard follow one another in time. The clock is read before the locks, because reading it
-// takes as long as the decision does, and once more only if someone with a later reading was faster. A reading that is
-// older than a counter by more than its window would otherwise grant its credit twice.
+// moment makes the decisions of a shard follow one another in time. The clock is read before the
+// locks, because reading it takes as long as the decision does, and once more only if someone with
+// a later reading was faster. A reading that is older than a counter by more than its window would
+// otherwise grant its credit twice.
 func (s *Store) moment(shards []*shard, now int64) int64 {
 	for _, sh := range shards {
 		if now < sh.now {

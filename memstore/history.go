@@ -4,8 +4,8 @@ package memstore
 
 import "github.com/caddy-sluice/sluice/algorithms"
 
-// history keeps the log of one key: a part of an array that the entries move through as old ones expire or are given back
-// and new ones come.
+// history keeps the log of one key: a part of an array that the entries move through as old ones
+// expire or are given back and new ones come.
 type history struct {
 	array   []algorithms.Entry // all of it, len == cap
 	from    int
@@ -21,9 +21,10 @@ func (h *history) load(state *algorithms.State) {
 	}
 }
 
-// store keeps a log that began as the one that load gave out: a cut of the same array, or a new one if it had to grow.
-// The array is at most four times as long as the log; and one that is used up is used again from its start,
-// so that a key at a steady rate allocates nothing. Each entry is copied at most twice for each one admitted.
+// store keeps a log that began as the one that load gave out: a cut of the same array, or a new one
+// if it had to grow. The array is at most four times as long as the log; and one that is used up is
+// used again from its start, so that a key at a steady rate allocates nothing. Each entry is copied
+// at most twice for each one admitted.
 func (h *history) store(state *algorithms.State) {
 	log := state.Log
 	h.dropped, h.len = state.A, len(log)

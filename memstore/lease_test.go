@@ -14,7 +14,8 @@ func giveBack(l *algorithms.Limit, key string, mark int64) algorithms.Charge {
 	return algorithms.Charge{Key: key, Limit: l, Cost: -1, Mark: mark}
 }
 
-// F47: a flood of short bans pushes out the shortest, not those that have long to go; bans that are over go before any.
+// F47: a flood of short bans pushes out the shortest, not those that have long to go; bans that are
+// over go before any.
 func TestF47LongBansGoLast(t *testing.T) {
 	clock := storetest.NewClock()
 	s := New(WithClock(clock.Now))
@@ -50,7 +51,8 @@ func TestF47LongBansGoLast(t *testing.T) {
 	}
 }
 
-// F47, F51: keys with requests in flight go after those without; a lease whose key was pushed out gives nothing back.
+// F47, F51: keys with requests in flight go after those without; a lease whose key was pushed out
+// gives nothing back.
 func TestF47KeysInFlightGoLast(t *testing.T) {
 	s := New(WithClock(storetest.NewClock().Now))
 	z := s.Open("z")
@@ -95,7 +97,8 @@ func TestF47KeysInFlightGoLast(t *testing.T) {
 	}
 }
 
-// F51: what was given back is no key any more once someone looks; what is in flight or renewed stays.
+// F51: what was given back is no key any more once someone looks; what is in flight or renewed
+// stays.
 func TestSweepKeepsLeases(t *testing.T) {
 	clock := storetest.NewClock()
 	s := New(WithClock(clock.Now))
@@ -127,7 +130,8 @@ func TestSweepKeepsLeases(t *testing.T) {
 	}
 }
 
-// Requests that come and go on a busy key cost no memory, in whatever order they go, and a burst that is over leaves none.
+// Requests that come and go on a busy key cost no memory, in whatever order they go, and a burst
+// that is over leaves none.
 func TestLeasesReuseTheirLog(t *testing.T) {
 	clock := storetest.NewClock()
 	s := New(WithClock(clock.Now))

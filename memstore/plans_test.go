@@ -31,7 +31,8 @@ func charge(s *Store, l *algorithms.Limit, key string, cost int64) algorithms.Ou
 	return out[0]
 }
 
-// G31: a key that is idle by one plan's rate is not by another's, which it may be under when it asks next.
+// G31: a key that is idle by one plan's rate is not by another's, which it may be under when it
+// asks next.
 func TestIdleIsJudgedByTheSlowestPlan(t *testing.T) {
 	now := int64(1_000_000_000_000)
 	s := New(WithClock(func() int64 { return now }))

@@ -2,10 +2,11 @@ package memstore
 
 // A shard is a set of counters under one lock: a slab of slots, and an index from hash to slot.
 //
-// Slots are 32 bytes without a pointer, in chunks that never move, so growing copies nothing and the garbage collector has
-// nothing to follow. The index is 4 bytes a slot at a load of 35 to 70 percent and is all that is rebuilt when a shard grows.
-// A map[digest]State would hold its entries in the index itself: at up to twice the memory, with all of them moved at each growth,
-// and without an order in which a hand can pass over them a few at a time.
+// Slots are 32 bytes without a pointer, in chunks that never move, so growing copies nothing and
+// the garbage collector has nothing to follow. The index is 4 bytes a slot at a load of 35 to 70
+// percent and is all that is rebuilt when a shard grows. A map[digest]State would hold its entries
+// in the index itself: at up to twice the memory, with all of them moved at each growth, and
+// without an order in which a hand can pass over them a few at a time.
 
 import (
 	"sync"
@@ -21,8 +22,8 @@ const (
 	checkMask = 1<<checkBits - 1
 )
 
-// slot is one counter. The level and the scale of a state are at most 2^52 (see the 2^52 rule of package algorithms),
-// which leaves 11 bits in each word for more of the key's hash.
+// slot is one counter. The level and the scale of a state are at most 2^52 (see the 2^52 rule of
+// package algorithms), which leaves 11 bits in each word for more of the key's hash.
 type slot struct {
 	id   uint64 // digest.id; 0 in a free slot
 	t    int64  // State.T
@@ -33,12 +34,14 @@ func (p *slot) is(k digest) bool {
 	return p.id == k.id && (p.a^k.more)&checkMask == 0 && (p.b^k.more>>checkBits)&checkMask == 0
 }
 
-// A chunk of 2 KiB: small enough that a quiet zone costs little, large enough that a million keys are few objects.
+// A chunk of 2 KiB: small enough that a quiet zone costs little, large enough that a million keys
+// are few objects.
 const chunkSize = 64
 
 type chunk [chunkSize]slot
 
-// An index entry is a slot's number plus one, above 8 bits of its hash that save most looks at wrong slots; 0 is empty.
+// An index entry is a slot's number plus one, above 8 bits of its hash that save most looks at
+// wrong slots; 0 is empty.
 const (
 	tagBits   = 8
 	maxSlots  = 1<<(32-tagBits) - 1
@@ -173,8 +176,8 @@ func (s *shard) remove(n uint32) {
 	s.live--
 }
 
-// leave takes a slot out of the index and closes the gap: tombstones would fill an index that is at its bound,
-// where every new key removes another.
+// leave takes a slot out of the index and closes the gap: tombstones would fill an index that is at
+// its bound, where every new key removes another.
 func (s *shard) leave(n uint32, id uint64) {
 	mask := uint64(len(s.index) - 1)
 	gap := id & mask

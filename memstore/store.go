@@ -1,5 +1,6 @@
-// Package memstore counts in this process: an [algorithms.Store] for any number of goroutines, without a goroutine
-// or timer of its own, bounded in keys, and with no pointer per key for the algorithms of constant size.
+// Package memstore counts in this process: an [algorithms.Store] for any number of goroutines,
+// without a goroutine or timer of its own, bounded in keys, and with no pointer per key for the
+// algorithms of constant size.
 //
 // What it promises beyond the contract of [algorithms.Store]:
 //
@@ -44,10 +45,11 @@ type Store struct {
 // Option changes how a [Store] is made.
 type Option func(*Store)
 
-// WithClock makes the store ask now for the moment, in microseconds since the Unix epoch and below 2^52. The default is
-// the monotonic clock, anchored to wall time once, so that a correction of the wall clock never grants or denies anything.
-// The store may ask more than once for one batch, and asks from many goroutines. A clock that steps back is met as
-// package algorithms says, except that what was idle and forgotten at the later moment is not remembered.
+// WithClock makes the store ask now for the moment, in microseconds since the Unix epoch and below
+// 2^52. The default is the monotonic clock, anchored to wall time once, so that a correction of the
+// wall clock never grants or denies anything. The store may ask more than once for one batch, and
+// asks from many goroutines. A clock that steps back is met as package algorithms says, except that
+// what was idle and forgotten at the later moment is not remembered.
 func WithClock(now func() int64) Option {
 	return func(s *Store) { s.clock = now }
 }
@@ -77,7 +79,8 @@ func (s *Store) reset() {
 	s.bound.Store(&map[*algorithms.Limit]*table{})
 }
 
-// Close drops every counter. It never fails; the error is there for the contract of [algorithms.Store].
+// Close drops every counter. It never fails; the error is there for the contract of
+// [algorithms.Store].
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,8 +88,9 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Apply decides and commits a batch as [algorithms.Store] says. It works on any zone, opened or not; counters are made on
-// first use. Nothing here waits for anything but other batches, so ctx is not consulted, and the error is always nil.
+// Apply decides and commits a batch as [algorithms.Store] says. It works on any zone, opened or
+// not; counters are made on first use. Nothing here waits for anything but other batches, so ctx is
+// not consulted, and the error is always nil.
 func (s *Store) Apply(_ context.Context, charges []algorithms.Charge, out []algorithms.Outcome) error {
 	switch n := len(charges); {
 	case n == 1:
@@ -99,7 +103,8 @@ func (s *Store) Apply(_ context.Context, charges []algorithms.Charge, out []algo
 	return nil
 }
 
-// boundLimits keeps a caller that compiles a limit for each request from growing the cache without end.
+// boundLimits keeps a caller that compiles a limit for each request from growing the cache without
+// end.
 const boundLimits = 1024
 
 // table returns that of a limit, for a batch.
@@ -110,8 +115,9 @@ func (s *Store) table(l *algorithms.Limit, charges []algorithms.Charge) *table {
 	return s.bind(l, charges)
 }
 
-// bind makes the limit's table known to table, and makes the table if the space is new. A batch that only gives back gets
-// an empty one of its own: if it outlived its zone, nobody would free another.
+// bind makes the limit's table known to table, and makes the table if the space is new. A batch
+// that only gives back gets an empty one of its own: if it outlived its zone, nobody would free
+// another.
 func (s *Store) bind(l *algorithms.Limit, charges []algorithms.Charge) *table {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -304,8 +304,8 @@ func TestEverythingAtOnce(t *testing.T) {
 	}
 }
 
-// A reading of the clock from before another request's decision must not be used after it: that decision may have been
-// many windows later.
+// A reading of the clock from before another request's decision must not be used after it: that
+// decision may have been many windows later.
 func TestLateReadingIsTakenAgain(t *testing.T) {
 	readings := []int64{2_000_000, 1_000_000, 2_000_001, 1_000_000, 2_000_002}
 	s := New(WithClock(func() int64 {

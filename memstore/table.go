@@ -20,9 +20,10 @@ type table struct {
 	plans     atomic.Pointer[plans]
 }
 
-// plans are what the limits have in common that the keys of a table may be under: those of a zone's plans, and of
-// configs that run side by side. No slot says which of them its key is under, so that a key is idle only if it is by the
-// slowest, and uses the share of the smallest that holds so much.
+// plans are what the limits have in common that the keys of a table may be under: those of a zone's
+// plans, and of configs that run side by side. No slot says which of them its key is under, so that
+// a key is idle only if it is by the slowest, and uses the share of the smallest that holds so
+// much.
 type plans struct {
 	slowest    *algorithms.Limit
 	capacities []int64 // ascending
@@ -68,8 +69,8 @@ const (
 	keysPerShard = 1024
 )
 
-// newTable makes a table with as many shards as the bound deserves: with one, the bound is exact and the choice of what
-// is forgotten the best; with many, requests rarely wait for one another.
+// newTable makes a table with as many shards as the bound deserves: with one, the bound is exact
+// and the choice of what is forgotten the best; with many, requests rarely wait for one another.
 func newTable(l *algorithms.Limit, rank uint64) *table {
 	n := min(maxShards, max(1, maxKeys(l)/keysPerShard))
 	n = 1 << (bits.Len64(uint64(n)) - 1)
@@ -110,8 +111,9 @@ func (t *table) insert(s *shard, k digest, state *algorithms.State, l *algorithm
 	if t.full(s, bound) {
 		t.pass(s, slowest, now, search)
 	}
-	// Two at most, so that a bound that a reload lowered is reached without stopping anyone for long.
-	// A shard that has next to nothing to give up lets the table grow beyond the bound, by one or two a shard.
+	// Two at most, so that a bound that a reload lowered is reached without stopping anyone for
+	// long. A shard that has next to nothing to give up lets the table grow beyond the bound, by
+	// one or two a shard.
 	for range 2 {
 		if t.full(s, bound) {
 			t.evict(s, now)
@@ -137,8 +139,8 @@ func (t *table) pass(s *shard, l *algorithms.Limit, now int64, slots int) {
 	}
 }
 
-// evict forgets the key that uses the smallest share of its limit, of a random sample: neighbours came together, so eight of
-// them might be the very ones that are being limited.
+// evict forgets the key that uses the smallest share of its limit, of a random sample: neighbours
+// came together, so eight of them might be the very ones that are being limited.
 func (t *table) evict(s *shard, now int64) {
 	var least, seen uint32
 	p, lowest := t.plans.Load(), math.Inf(1)
@@ -169,7 +171,8 @@ func (t *table) forget(s *shard, n uint32) {
 	t.keys.Add(-1)
 }
 
-// stride is how many slots a sweep looks at before it lets others have the lock: some ten microseconds' worth.
+// stride is how many slots a sweep looks at before it lets others have the lock: some ten
+// microseconds' worth.
 const stride = 512
 
 // sweep forgets every idle key and gives memory back where most have gone.

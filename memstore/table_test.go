@@ -45,7 +45,8 @@ func scannable() int64 {
 	return int64(sample[0].Value.Uint64())
 }
 
-// The garbage collector looks into what has a pointer, so a million keys cost it nothing only if slots have none.
+// The garbage collector looks into what has a pointer, so a million keys cost it nothing only if
+// slots have none.
 func TestSlotsHoldNoPointer(t *testing.T) {
 	for _, v := range []any{chunk{}, shard{}.index} {
 		if typ := reflect.TypeOf(v).Elem(); pointers(typ) {
@@ -85,7 +86,8 @@ func TestF46NothingForTheQuotaUpFront(t *testing.T) {
 	runtime.KeepAlive(s)
 }
 
-// F47: the flood that an attacker with many addresses sends, up to a table of as many shards as there can be.
+// F47: the flood that an attacker with many addresses sends, up to a table of as many shards as
+// there can be.
 func TestF47LimitedKeySurvivesAFlood(t *testing.T) {
 	for _, bound := range []int{1, 100, 3000, maxShards * keysPerShard} {
 		for _, a := range everyAlgorithm {

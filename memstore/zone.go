@@ -1,6 +1,7 @@
 package memstore
 
-// Zones by name, shared by whoever opens the name: two configs that run side by side during a reload count together.
+// Zones by name, shared by whoever opens the name: two configs that run side by side during a
+// reload count together.
 
 import (
 	"cmp"
@@ -11,15 +12,17 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// Zone is one acquisition of a named set of counters, over all of its spaces. It is safe for concurrent use.
+// Zone is one acquisition of a named set of counters, over all of its spaces. It is safe for
+// concurrent use.
 type Zone struct {
 	store *Store
 	name  string
 	close sync.Once
 }
 
-// Open acquires the zone of that name: whoever opens the same name shares its counters, and they live until the last one
-// closes. Opening makes nothing and changes nothing, so a config that is later rejected leaves no trace.
+// Open acquires the zone of that name: whoever opens the same name shares its counters, and they
+// live until the last one closes. Opening makes nothing and changes nothing, so a config that is
+// later rejected leaves no trace.
 func (s *Store) Open(name string) *Zone {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -27,16 +30,17 @@ func (s *Store) Open(name string) *Zone {
 	return &Zone{store: s, name: name}
 }
 
-// Expect tells the zone which limits its keys will be under. Before it is asked about one of them, a key that is idle by
-// the others would be forgotten. What is told stays for as long as the counters live.
+// Expect tells the zone which limits its keys will be under. Before it is asked about one of them,
+// a key that is idle by the others would be forgotten. What is told stays for as long as the
+// counters live.
 func (z *Zone) Expect(limits ...*algorithms.Limit) {
 	for _, l := range limits {
 		z.store.bind(l, nil)
 	}
 }
 
-// Close releases this acquisition; the last one of the name drops the counters. Further calls do nothing.
-// A batch that comes after that starts afresh.
+// Close releases this acquisition; the last one of the name drops the counters. Further calls do
+// nothing. A batch that comes after that starts afresh.
 func (z *Zone) Close() {
 	z.close.Do(func() { z.store.release(z.name) })
 }
@@ -44,7 +48,8 @@ func (z *Zone) Close() {
 func (s *Store) release(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Also while others hold the zone: the limits of the config that closes must not stay in memory.
+	// Also while others hold the zone: the limits of the config that closes must not stay in
+	// memory.
 	s.bound.Store(&map[*algorithms.Limit]*table{})
 	if s.opened[name]--; s.opened[name] > 0 {
 		return
@@ -65,7 +70,8 @@ func (z *Zone) tables() []*table {
 	return tables
 }
 
-// Keys returns how many keys the zone holds over all of its spaces, idle ones that are not forgotten yet included.
+// Keys returns how many keys the zone holds over all of its spaces, idle ones that are not
+// forgotten yet included.
 func (z *Zone) Keys() int {
 	var n int64
 	for _, t := range z.tables() {
@@ -74,7 +80,8 @@ func (z *Zone) Keys() int {
 	return int(n)
 }
 
-// Evictions returns how many keys in use were forgotten to keep a bound. It only grows while the zone is open.
+// Evictions returns how many keys in use were forgotten to keep a bound. It only grows while the
+// zone is open.
 func (z *Zone) Evictions() int64 {
 	var n int64
 	for _, t := range z.tables() {
@@ -83,8 +90,8 @@ func (z *Zone) Evictions() int64 {
 	return n
 }
 
-// Sweep forgets idle keys and gives their memory back. It holds each lock for some microseconds at a time.
-// New keys push idle ones out by themselves; Sweep is for zones that have become quiet.
+// Sweep forgets idle keys and gives their memory back. It holds each lock for some microseconds at
+// a time. New keys push idle ones out by themselves; Sweep is for zones that have become quiet.
 func (z *Zone) Sweep() {
 	for _, t := range z.tables() {
 		t.sweep(z.store.clock)
@@ -98,8 +105,8 @@ func (z *Zone) Forget(key string) {
 	}
 }
 
-// Spaces lists the spaces that hold or held counters of this zone, in a fixed order. A limit whose space
-// is not among them starts afresh.
+// Spaces lists the spaces that hold or held counters of this zone, in a fixed order. A limit whose
+// space is not among them starts afresh.
 func (z *Zone) Spaces() []algorithms.Space {
 	z.store.mu.Lock()
 	defer z.store.mu.Unlock()

@@ -37,9 +37,9 @@ func (b *batch) hash() {
 	scratches.Put(scratch)
 }
 
-// knownRefused answers the batch as Redis did a moment ago, if all that refused it then is known to refuse still. A ban
-// answers alone, whatever stands beside it. Units in flight that are only counted, as a dry run, somebody wants to know, unless
-// the key is banned.
+// knownRefused answers the batch as Redis did a moment ago, if all that refused it then is known to
+// refuse still. A ban answers alone, whatever stands beside it. Units in flight that are only
+// counted, as a dry run, somebody wants to know, unless the key is banned.
 func (b *batch) knownRefused() bool {
 	found, want, banned, counted, fingerprint := 0, 0, false, false, uint64(0)
 	now := time.Now()
@@ -104,7 +104,8 @@ func (b *batch) fingerprint() uint64 {
 	return hash
 }
 
-// shared reports whether another charge of the batch is on the same counter: then they are decided on their sum.
+// shared reports whether another charge of the batch is on the same counter: then they are decided
+// on their sum.
 func (b *batch) shared(i int) bool {
 	for j := range b.digests {
 		if j != i && b.digests[j] == b.digests[i] {
@@ -138,7 +139,8 @@ func (b *batch) learn() {
 	}
 }
 
-// refusals is how many charges refused the batch. One that cannot be remembered is among them, so that none of them answers for it.
+// refusals is how many charges refused the batch. One that cannot be remembered is among them, so
+// that none of them answers for it.
 func (b *batch) refusals() (n int) {
 	for i := range b.charges {
 		if c := &b.charges[i]; !b.out[i].OK && !c.DryRun && !c.Peek && b.out[i].Retry != algorithms.Unknown {
@@ -188,8 +190,8 @@ func (b *batch) applyWhole(ctx context.Context, l *lane, deadline time.Time) err
 	return err
 }
 
-// applyParts sends each charge to where its counter lives. Parts are decided at the same time; if one refuses or
-// fails, what the others took is given back.
+// applyParts sends each charge to where its counter lives. Parts are decided at the same time; if
+// one refuses or fails, what the others took is given back.
 func (b *batch) applyParts(ctx context.Context, deadline time.Time) error {
 	split := b.split(deadline)
 	failed := b.send(ctx, split)
@@ -200,9 +202,10 @@ func (b *batch) applyParts(ctx context.Context, deadline time.Time) error {
 	return failed
 }
 
-// applyEach applies charges that cannot be refused, in small batches that do not depend on each other: those that follow one
-// another on the same counter are one, if they have one scale. What one server does not take, the others do all the same. It returns for each charge why
-// it was not applied.
+// applyEach applies charges that cannot be refused, in small batches that do not depend on each
+// other: those that follow one another on the same counter are one, if they have one scale. What
+// one server does not take, the others do all the same. It returns for each charge why it was not
+// applied.
 func (s *Store) applyEach(ctx context.Context, deadline time.Time, charges []algorithms.Charge, out []algorithms.Outcome) []error {
 	clear(out) // what fails has none
 	b := batch{store: s, charges: charges, out: out}
@@ -229,8 +232,9 @@ func (s *Store) applyEach(ctx context.Context, deadline time.Time, charges []alg
 	return errs
 }
 
-// sameScale reports whether two limits of one counter may stand in one batch. Meters of different rates count in levels of
-// different scale; such meet when a client has changed its plan, or a reload the limit, between what is settled together.
+// sameScale reports whether two limits of one counter may stand in one batch. Meters of different
+// rates count in levels of different scale; such meet when a client has changed its plan, or a
+// reload the limit, between what is settled together.
 func sameScale(a, b *algorithms.Limit) bool {
 	return a == b || !a.Algorithm.Bucket() || a.Params() == b.Params()
 }
@@ -270,7 +274,8 @@ func (b *batch) collect(p *part) {
 	}
 }
 
-// split groups the charges by server, and in a cluster by slot, which is all that one script call may touch.
+// split groups the charges by server, and in a cluster by slot, which is all that one script call
+// may touch.
 func (b *batch) split(deadline time.Time) []*part {
 	var split []*part
 	for i := range b.charges {
@@ -298,8 +303,8 @@ func (b *batch) part(i int, deadline time.Time) *part {
 	return p
 }
 
-// giveBack undoes what parts of a batch have taken that was not committed as a whole. Where somebody
-// waits for the answer, the outcomes show the counters as they are afterwards.
+// giveBack undoes what parts of a batch have taken that was not committed as a whole. Where
+// somebody waits for the answer, the outcomes show the counters as they are afterwards.
 func (b *batch) giveBack(split []*part, deadline time.Time, wait bool) {
 	undo, of := b.undo(split)
 	if !wait {
@@ -318,7 +323,8 @@ func (b *batch) giveBack(split []*part, deadline time.Time, wait bool) {
 	}
 }
 
-// undo returns charges that take back what parts have committed, and which charges of the batch these are of.
+// undo returns charges that take back what parts have committed, and which charges of the batch
+// these are of.
 func (b *batch) undo(split []*part) (undo []algorithms.Charge, of []int) {
 	for _, p := range split {
 		if p.failed != nil {

@@ -12,7 +12,8 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// halfRefused takes the only unit of the first limit on one server for a request that another server refuses, once it goes on.
+// halfRefused takes the only unit of the first limit on one server for a request that another
+// server refuses, once it goes on.
 func halfRefused(t *testing.T, s *Store, nodes []*redistest.Server, ctx context.Context) (on [2]*algorithms.Limit, answer chan error) {
 	t.Helper()
 	on = oneOnEach(s, func(zone string) *algorithms.Limit { return perHour(t, zone, 1) })
@@ -56,7 +57,8 @@ func TestAnUndoneBatchIsNotRemembered(t *testing.T) {
 	}
 }
 
-// What is to be given back is not lost when there is no way to send it, whether somebody waits for it or not.
+// What is to be given back is not lost when there is no way to send it, whether somebody waits for
+// it or not.
 func TestNothingTakenIsLost(t *testing.T) {
 	for _, leaves := range []bool{false, true} {
 		var dropped atomic.Int64

@@ -1,6 +1,7 @@
 package redisstore
 
-// The breaker: after failures nobody waits for Redis until a probe, one at a time, has found it again.
+// The breaker: after failures nobody waits for Redis until a probe, one at a time, has found it
+// again.
 
 import (
 	"bytes"
@@ -67,9 +68,10 @@ func (l *lane) report(err error, key []byte) {
 	l.store.background.Go(l.probe)
 }
 
-// doubt makes sure of a server on which something other than a decision failed, so that an outage shows without
-// waiting for a request. What failed may have a trouble of its own, such as a command that the user may not run:
-// only what a probe fails on too counts, and what a probe fails on keeps the breaker open.
+// doubt makes sure of a server on which something other than a decision failed, so that an outage
+// shows without waiting for a request. What failed may have a trouble of its own, such as a command
+// that the user may not run: only what a probe fails on too counts, and what a probe fails on keeps
+// the breaker open.
 func (l *lane) doubt() {
 	for range failuresToOpen {
 		if l.blocked() != nil {
@@ -111,7 +113,8 @@ func (l *lane) probe() {
 		if err == nil {
 			break
 		}
-		// What is wrong may change while it is down: first nobody listens, then the data is loading.
+		// What is wrong may change while it is down: first nobody listens, then the data is
+		// loading.
 		l.open.Store(&Error{Kind: classify(err), Node: l.node, lane: l, Open: true, Err: err})
 		l.pause = min(2*l.pause, lastProbe)
 		if l.store.cluster != nil {

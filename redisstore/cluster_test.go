@@ -60,7 +60,8 @@ func failures(s *Store, l *algorithms.Limit) (errs []error) {
 	return errs
 }
 
-// An address that is given, but leads to nobody, is no failure as long as the slots are served, and hides none.
+// An address that is given, but leads to nobody, is no failure as long as the slots are served, and
+// hides none.
 func TestClusterWithoutOneAddress(t *testing.T) {
 	nodes, seen := inPart(redistest.StartCluster(t, 3)), newChanges()
 	s := open(t, Options{Addrs: append([]string{"127.0.0.1:" + redistest.FreePort(t)}, addrs(nodes)...), Mode: Cluster,
@@ -78,8 +79,8 @@ func TestClusterWithoutOneAddress(t *testing.T) {
 	}
 }
 
-// When a replica takes over, the master that is gone is no longer missed, whether its address was given or not, and the next
-// outage is told.
+// When a replica takes over, the master that is gone is no longer missed, whether its address was
+// given or not, and the next outage is told.
 func TestClusterFailover(t *testing.T) {
 	nodes, seen := inPart(redistest.StartCluster(t, 3)), newChanges()
 	addReplica(t, nodes, nodes[1])
@@ -165,7 +166,8 @@ func TestClusterSlotWithoutMaster(t *testing.T) {
 	waitFor(t, "all to be decided", func() bool { return len(failures(s, l)) == 0 && s.Up() })
 }
 
-// When nobody that is known answers any more, the addresses that were given are asked again, as when a cluster was replaced.
+// When nobody that is known answers any more, the addresses that were given are asked again, as
+// when a cluster was replaced.
 func TestClusterReplaced(t *testing.T) {
 	nodes := []*redistest.Server{redistest.StartCluster(t, 1)[0], redistest.StartCluster(t, 1)[0]}
 	s := open(t, Options{Addrs: addrs(nodes), Mode: Cluster, OnWarning: func(string) {}})
@@ -183,7 +185,8 @@ func TestClusterReplaced(t *testing.T) {
 	}
 }
 
-// A server that owns nothing any more is still asked by those who found it before, for as long as they may wait.
+// A server that owns nothing any more is still asked by those who found it before, for as long as
+// they may wait.
 func TestRetiredLaneServesWhoWaits(t *testing.T) {
 	nodes := []*redistest.Server{redistest.StartCluster(t, 1)[0], redistest.Start(t)}
 	s := open(t, Options{Addrs: addrs(nodes), Mode: Cluster, Timeout: time.Minute})

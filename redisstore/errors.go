@@ -1,6 +1,7 @@
 package redisstore
 
-// What can go wrong with a store, named so that a log line, an event and a metric label tell the cause.
+// What can go wrong with a store, named so that a log line, an event and a metric label tell the
+// cause.
 
 import (
 	"context"
@@ -56,7 +57,8 @@ type Error struct {
 	Node string
 	// Open: Redis was not asked, because it failed before and has not yet come back.
 	Open bool
-	// Unapplied: Redis has certainly not applied the charges, as with Open, so that to try again cannot count twice.
+	// Unapplied: Redis has certainly not applied the charges, as with Open, so that to try again
+	// cannot count twice.
 	Unapplied bool
 	Err       error
 

@@ -89,7 +89,8 @@ func TestF13_EveryKeyExpires(t *testing.T) {
 	}
 }
 
-// A write leaves the TTL as it is while that is long enough, and what is long enough stands in the state's last five bytes.
+// A write leaves the TTL as it is while that is long enough, and what is long enough stands in the
+// state's last five bytes.
 func TestF13_ATTLThatIsKeptIsLongEnough(t *testing.T) {
 	clock := storetest.NewClock()
 	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}, RefusedKeys: -1, clock: clock.Now})
@@ -137,7 +138,8 @@ func TestF13_ATTLThatIsKeptIsLongEnough(t *testing.T) {
 	}
 }
 
-// G30: who tells a wait makes sure that the key lives so long, whichever plan, or limit before a reload, has written it.
+// G30: who tells a wait makes sure that the key lives so long, whichever plan, or limit before a
+// reload, has written it.
 func TestAKeyLivesAsLongAsTheWaitThatIsTold(t *testing.T) {
 	for _, a := range []algorithms.Algorithm{algorithms.TokenBucket, algorithms.LeakyBucket} {
 		for name, look := range map[string]algorithms.Charge{"refused": {Cost: 1}, "peek": {Cost: 1, Peek: true}, "dry run": {Cost: 1, DryRun: true}} {

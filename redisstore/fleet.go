@@ -59,7 +59,8 @@ func (f *fleet) init(prefix string) {
 	f.size.Store(1)
 }
 
-// FleetSize is how many instances share the store: at least 1, and while Redis is down what was last known.
+// FleetSize is how many instances share the store: at least 1, and while Redis is down what was
+// last known.
 func (s *Store) FleetSize() int { return int(s.size.Load()) }
 
 // forgotten notes that other instances must forget a counter's refusal.
@@ -125,7 +126,8 @@ func (s *Store) announceOnce() {
 	}
 }
 
-// unheard warns, once, of what keeps the instance from announcing itself while decisions work, such as a right that is missing.
+// unheard warns, once, of what keeps the instance from announcing itself while decisions work, such
+// as a right that is missing.
 func (s *Store) unheard(err error) {
 	if s.failures++; s.failures == goneAfter && s.options.OnWarning != nil {
 		s.options.OnWarning(fmt.Sprintf("this instance cannot announce itself to the others (%v), so that it takes the fleet's size for %d "+
@@ -177,9 +179,9 @@ func (s *Store) heard(reply []any) error {
 	return nil
 }
 
-// resize notes how many instances Redis knows. When it has forgotten this one, it was restarted or could not be reached: what it
-// refused then may have been forgotten too. The others come back one after the other, and until they had the time the fleet is as large
-// as it was.
+// resize notes how many instances Redis knows. When it has forgotten this one, it was restarted or
+// could not be reached: what it refused then may have been forgotten too. The others come back one
+// after the other, and until they had the time the fleet is as large as it was.
 func (s *Store) resize(size int64, unknown bool) {
 	if unknown && !s.answered.IsZero() {
 		s.gather = time.Now().Add(goneAfter * s.options.Announce)

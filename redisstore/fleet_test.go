@@ -33,8 +33,9 @@ func announce(all []*Store) {
 	}
 }
 
-// Redis forgets the instances when it restarts, and drops them when it cannot be reached for long. Whoever comes back first does not
-// take itself for the only one; who really stays away is missed later.
+// Redis forgets the instances when it restarts, and drops them when it cannot be reached for long.
+// Whoever comes back first does not take itself for the only one; who really stays away is missed
+// later.
 func TestFleetComesBackOneByOne(t *testing.T) {
 	server := redistest.Start(t)
 	for name, o := range map[string]struct {
@@ -114,7 +115,8 @@ func TestMissingRightsAreTold(t *testing.T) {
 	}
 }
 
-// H14: an instance that showed itself while Redis's clock was ahead, and died, is missed all the same.
+// H14: an instance that showed itself while Redis's clock was ahead, and died, is missed all the
+// same.
 func TestInstancesOfAClockAheadAreMissed(t *testing.T) {
 	server := redistest.Start(t)
 	all := fleetOf(t, 2, Options{Addrs: []string{server.Addr}, Prefix: "ahead", Announce: 50 * time.Millisecond})

@@ -1,8 +1,9 @@
 package redisstore
 
-// What a server may answer. The client's reply reader believes every length that it reads: one of 2^63 ends the process, a small
-// reply can announce gigabytes, and arrays within arrays without end overflow the stack, which no recover catches. Whoever can
-// write into a connection must not reach a web server that way, so lengths are read here first, in the bytes as they come.
+// What a server may answer. The client's reply reader believes every length that it reads: one of
+// 2^63 ends the process, a small reply can announce gigabytes, and arrays within arrays without end
+// overflow the stack, which no recover catches. Whoever can write into a connection must not reach
+// a web server that way, so lengths are read here first, in the bytes as they come.
 
 import (
 	"bytes"
@@ -12,8 +13,8 @@ import (
 	"syscall"
 )
 
-// The bounds are far above what the commands of this package answer: INFO is the longest text, the fleet's forgotten
-// counters are the longest list, CLUSTER SLOTS is four arrays deep.
+// The bounds are far above what the commands of this package answer: INFO is the longest text, the
+// fleet's forgotten counters are the longest list, CLUSTER SLOTS is four arrays deep.
 const (
 	maxReply = 16 << 20 // bytes of one reply
 	maxBulk  = 4 << 20  // bytes of one string
@@ -29,7 +30,8 @@ type guarded struct {
 	replies replies
 }
 
-// guard watches the replies on a connection. What it returns can be looked at for being alive if c can.
+// guard watches the replies on a connection. What it returns can be looked at for being alive if c
+// can.
 func guard(c net.Conn) net.Conn {
 	g := &guarded{Conn: c}
 	if raw, ok := c.(syscall.Conn); ok {
@@ -51,8 +53,8 @@ func (g *guarded) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// replies follows the framing of RESP through a stream of any chunks: version 2, and of 3 what the client's talk with sentinels
-// uses. The zero value stands before the first reply.
+// replies follows the framing of RESP through a stream of any chunks: version 2, and of 3 what the
+// client's talk with sentinels uses. The zero value stands before the first reply.
 type replies struct {
 	kind   byte // of the element that is being read, 0 before its first byte
 	number int64

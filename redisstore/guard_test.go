@@ -21,7 +21,8 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// hostile listens on every loopback address and gives the n-th command what answer returns, an empty text being nothing.
+// hostile listens on every loopback address and gives the n-th command what answer returns, an
+// empty text being nothing.
 func hostile(t *testing.T, answer func(command []string) string) (port string) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "0.0.0.0:0")
@@ -133,7 +134,8 @@ func TestHostileRepliesFailTheCallAndNothingElse(t *testing.T) {
 	}
 }
 
-// A server that never knows the script, and one that redirects without end, are down: no loop, and requests do not wait each time.
+// A server that never knows the script, and one that redirects without end, are down: no loop, and
+// requests do not wait each time.
 func TestEndlessRepetitionsOpenTheBreaker(t *testing.T) {
 	t.Run("NOSCRIPT", func(t *testing.T) {
 		var asked atomic.Int64
@@ -210,7 +212,8 @@ func (s stream) SetReadDeadline(time.Time) error  { return nil }
 func (s stream) SetWriteDeadline(time.Time) error { return nil }
 func (s stream) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 
-// FuzzReplies: the client survives whatever comes through the guard, whose verdict does not depend on chunks.
+// FuzzReplies: the client survives whatever comes through the guard, whose verdict does not depend
+// on chunks.
 func FuzzReplies(f *testing.F) {
 	for _, reply := range hostileReplies {
 		f.Add([]byte("+OK\r\n" + reply[:min(len(reply), 200)]))

@@ -14,8 +14,8 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// digest is 128 bits that stand for space and key together: zones cannot collide, whatever their names,
-// and a key of 100 kB is 16 bytes, 22 characters in a name.
+// digest is 128 bits that stand for space and key together: zones cannot collide, whatever their
+// names, and a key of 100 kB is 16 bytes, 22 characters in a name.
 type digest [16]byte
 
 // namer builds the names of counters. A space's readable part is built once.
@@ -42,7 +42,8 @@ func (n *namer) append(dst []byte, clear string, d digest) []byte {
 	return base64.RawURLEncoding.AppendEncode(dst, d[:])
 }
 
-// sum hashes a key with the readable part, which ends in a number and a colon and so needs no length.
+// sum hashes a key with the readable part, which ends in a number and a colon and so needs no
+// length.
 func (n *namer) sum(scratch []byte, clear, key string) (digest, []byte) {
 	scratch = append(append(scratch[:0], clear...), key...)
 	full := sha256.Sum256(scratch)

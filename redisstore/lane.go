@@ -2,8 +2,9 @@ package redisstore
 
 // A lane leads to one server. Callers that wait for it share script calls.
 //
-// The road not taken: go-redis's AutoPipeline also shares round trips, but runs one script per caller; one script
-// for many callers spares Redis the per-command cost, and measured two to three times the decisions.
+// The road not taken: go-redis's AutoPipeline also shares round trips, but runs one script per
+// caller; one script for many callers spares Redis the per-command cost, and measured two to three
+// times the decisions.
 
 import (
 	"context"
@@ -85,7 +86,8 @@ type lane struct {
 	warm atomic.Bool  // the last call was answered, so a connection is there
 }
 
-// submit brings a part to Redis, or returns why not. With wait the answer comes later: see [lane.wait].
+// submit brings a part to Redis, or returns why not. With wait the answer comes later: see
+// [lane.wait].
 func (l *lane) submit(p *part) (wait bool, err error) {
 	if err := l.blocked(); err != nil {
 		return false, err
@@ -99,8 +101,8 @@ func (l *lane) submit(p *part) (wait bool, err error) {
 		l.store.count(KindOverload)
 		return false, &Error{Kind: KindOverload, Node: l.node, Unapplied: true, Err: errOverload}
 	}
-	// Alone, as the one before, and a connection is there: the caller flies itself, which spares two switches
-	// of goroutines. In company it would fly alone while others come to the queue.
+	// Alone, as the one before, and a connection is there: the caller flies itself, which spares
+	// two switches of goroutines. In company it would fly alone while others come to the queue.
 	if l.air == 0 && l.lonely && len(l.queue) == 0 && l.warm.Load() && p.alone {
 		l.air++
 		l.mu.Unlock()
@@ -121,8 +123,9 @@ func (l *lane) submit(p *part) (wait bool, err error) {
 	return true, nil
 }
 
-// wait returns when the part was answered, its time is up, for which a flight watches, or the caller went away. An answer
-// that is there counts, whatever else has happened. It reports whether the part may be reused.
+// wait returns when the part was answered, its time is up, for which a flight watches, or the
+// caller went away. An answer that is there counts, whatever else has happened. It reports whether
+// the part may be reused.
 func (l *lane) wait(ctx context.Context, p *part) (reusable bool, err error) {
 	told := true
 	select {
@@ -172,7 +175,8 @@ func (l *lane) land(f *flight) {
 // run flies until nobody waits.
 func (l *lane) run(f *flight) {
 	for {
-		// Callers that are ready to run come first, so that they share the flight. It waits for nobody else.
+		// Callers that are ready to run come first, so that they share the flight. It waits for
+		// nobody else.
 		runtime.Gosched()
 		l.mu.Lock()
 		n, charges := 0, 0
@@ -196,8 +200,9 @@ func (l *lane) run(f *flight) {
 	}
 }
 
-// until is a context with a deadline and no timer. Everything that waits with it waits for the network, by deadlines
-// of its own that are taken from this one, or for a connection, for at most a timeout.
+// until is a context with a deadline and no timer. Everything that waits with it waits for the
+// network, by deadlines of its own that are taken from this one, or for a connection, for at most a
+// timeout.
 type until struct {
 	context.Context
 	deadline time.Time
@@ -282,9 +287,9 @@ func (f *flight) flyWaiting() {
 	f.fly(last)
 }
 
-// watch tells the callers whose time is up, of the flight and of the queue behind it. One timer serves them all, because to
-// arm and stop one for each costs a tenth of what a caller in a crowd costs here. Nobody in the queue is due before the first in
-// the air.
+// watch tells the callers whose time is up, of the flight and of the queue behind it. One timer
+// serves them all, because to arm and stop one for each costs a tenth of what a caller in a crowd
+// costs here. Nobody in the queue is due before the first in the air.
 func (f *flight) watch() {
 	now := time.Now()
 	f.mu.Lock() // to the end: a timer that is set after the flight has landed would be the next one's
@@ -315,7 +320,8 @@ func (f *flight) watch() {
 	f.timer.Reset(max(time.Until(next), time.Millisecond)) // those that are due at nearly the same time at once
 }
 
-// fly makes the calls and hands out the answers. A part is not touched after it was answered: its owner reuses it.
+// fly makes the calls and hands out the answers. A part is not touched after it was answered: its
+// owner reuses it.
 func (f *flight) fly(deadline time.Time) {
 	l := f.lane
 	ctx := until{l.store.ctx, deadline}
@@ -365,8 +371,8 @@ func (f *flight) ask(ctx context.Context) {
 	l.process(ctx, cmds...)
 }
 
-// process sends commands, several in one pipeline; each keeps its answer. A client that cannot bear an answer fails the
-// call, and not the process with all who wait for the flight.
+// process sends commands, several in one pipeline; each keeps its answer. A client that cannot bear
+// an answer fails the call, and not the process with all who wait for the flight.
 func (l *lane) process(ctx context.Context, cmds ...*redis.Cmd) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -449,11 +455,13 @@ func (l *lane) read(c *call, cmd *redis.Cmd) error {
 	return c.read(reply)
 }
 
-// tryAgain begins the answer of a server that has only some of a call's keys, because their slot is on its way to another.
+// tryAgain begins the answer of a server that has only some of a call's keys, because their slot is
+// on its way to another.
 const tryAgain = "TRYAGAIN"
 
-// again handles what is no outage: a server that does not know the script, slots that moved, and states
-// that pass by themselves. Nothing is repeated that may have been executed. What it returns is an [*Error].
+// again handles what is no outage: a server that does not know the script, slots that moved, and
+// states that pass by themselves. Nothing is repeated that may have been executed. What it returns
+// is an [*Error].
 func (l *lane) again(ctx context.Context, c *call, err error) error {
 	at, text, asking, hops, pause := l, false, false, 0, time.Millisecond
 	var cause error // what is waited for
@@ -507,8 +515,9 @@ func (l *lane) again(ctx context.Context, c *call, err error) error {
 	return nil
 }
 
-// astray is the failure of a call that was redirected until its time was up. The server that was asked first counts it and is asked
-// first again: redirections to ever new servers would open no breaker, and each call would wait its whole time.
+// astray is the failure of a call that was redirected until its time was up. The server that was
+// asked first counts it and is asked first again: redirections to ever new servers would open no
+// breaker, and each call would wait its whole time.
 func (l *lane) astray(c *call, cause error) error {
 	l.store.cluster.owners[c.parts[0].slot].Store(l)
 	return l.failure(cause, cause)
@@ -524,8 +533,8 @@ func (l *lane) askAgain(ctx context.Context, c *call, text, asking bool) error {
 	return l.read(c, cmd)
 }
 
-// oneByOne asks for each part alone, so that each has an error of its own, until the time is up: what the rest was asked
-// for before is then the cause. It returns the last failure.
+// oneByOne asks for each part alone, so that each has an error of its own, until the time is up:
+// what the rest was asked for before is then the cause. It returns the last failure.
 func (l *lane) oneByOne(ctx context.Context, c *call, cause error) (failed error) {
 	for _, p := range c.parts {
 		err := cause

@@ -65,7 +65,8 @@ func TestAnAnswerComesFirst(t *testing.T) {
 	}
 }
 
-// Whoever still waits when his time is up was not asked about, and nobody's connection suffers for it.
+// Whoever still waits when his time is up was not asked about, and nobody's connection suffers for
+// it.
 func TestNoFlightBeginsTooLate(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})
@@ -136,7 +137,8 @@ func TestLateWatchLeavesTheNextFlightAlone(t *testing.T) {
 	f.mu.Unlock()
 }
 
-// Nobody waits for ever, whatever the crowd, the server and the callers do, and who was told nothing was sent is not counted.
+// Nobody waits for ever, whatever the crowd, the server and the callers do, and who was told
+// nothing was sent is not counted.
 func TestEverybodyIsTold(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 300 * time.Millisecond})
@@ -244,8 +246,8 @@ func TestFailuresAreCounted(t *testing.T) {
 	}
 }
 
-// Parts of a call that a server has only some keys for, because their slot is on its way, are asked for one by one: each has
-// its own answer, and a failure is one.
+// Parts of a call that a server has only some keys for, because their slot is on its way, are asked
+// for one by one: each has its own answer, and a failure is one.
 func TestOneByOne(t *testing.T) {
 	nodes := redistest.StartCluster(t, 2)
 	s := open(t, Options{Addrs: addrs(nodes[:1]), Mode: Cluster, Prefix: "{limits}", Timeout: 3 * time.Second})

@@ -1,7 +1,7 @@
 package redisstore
 
-// Leases in Redis expire, so that those of an instance which dies vanish by themselves, and are renewed here while the
-// request that holds them lives.
+// Leases in Redis expire, so that those of an instance which dies vanish by themselves, and are
+// renewed here while the request that holds them lives.
 
 import (
 	"cmp"
@@ -35,7 +35,8 @@ type leases struct {
 	running bool
 }
 
-// Hold keeps a lease alive that Apply has given: one unit of the key, with the outcome's mark. It must be released.
+// Hold keeps a lease alive that Apply has given: one unit of the key, with the outcome's mark. It
+// must be released.
 func (s *Store) Hold(limit *algorithms.Limit, key string, mark int64) *Lease {
 	l := &Lease{store: s, limit: limit, key: key, mark: mark, taken: time.Now()}
 	h := &s.leases
@@ -71,7 +72,8 @@ func (l *Lease) Release() {
 	}
 }
 
-// releaseAll gives back the leases of requests that outlive the store, which would else be counted until they expire.
+// releaseAll gives back the leases of requests that outlive the store, which would else be counted
+// until they expire.
 func (s *Store) releaseAll() {
 	s.leases.mu.Lock()
 	defer s.leases.mu.Unlock()
@@ -130,8 +132,8 @@ func (h *leases) interval() time.Duration {
 	return h.tick
 }
 
-// due returns the leases of which a third has passed, by counter and mark: two more attempts fit in before one of
-// them expires, or one if Redis does not answer.
+// due returns the leases of which a third has passed, by counter and mark: two more attempts fit in
+// before one of them expires, or one if Redis does not answer.
 func (h *leases) due() (due []*Lease) {
 	h.mu.Lock()
 	now := time.Now()
@@ -154,13 +156,15 @@ func (l *Lease) compare(other *Lease) int {
 	return cmp.Or(cmp.Compare(l.key, other.key), cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Window, b.Window))
 }
 
-// renew gives back the first leases of those that are due and takes them anew in one step for each counter, by force: that
-// their requests live is true, whatever the counter says. Afterwards those of one counter share a mark, so that to renew them
-// again costs no more than one. It returns how many it renewed.
+// renew gives back the first leases of those that are due and takes them anew in one step for each
+// counter, by force: that their requests live is true, whatever the counter says. Afterwards those
+// of one counter share a mark, so that to renew them again costs no more than one. It returns how
+// many it renewed.
 //
-// If Redis does not answer, what it knows stays until it expires. It may have taken the leases all the same, under a mark that
-// nobody knows, and each further attempt would count them once more: the next is made after another third of their time, so
-// that such units are at most two for each lease.
+// If Redis does not answer, what it knows stays until it expires. It may have taken the leases all
+// the same, under a mark that nobody knows, and each further attempt would count them once more:
+// the next is made after another third of their time, so that such units are at most two for each
+// lease.
 func (s *Store) renew(due []*Lease) (n int) {
 	charges, took := renewal(due)
 	due = due[:len(took)]
@@ -184,8 +188,8 @@ func (s *Store) renew(due []*Lease) (n int) {
 	return len(due)
 }
 
-// renewal returns the charges for the first leases of those that are due: one that takes all of a counter, and what is given
-// back for each mark. took[i] is the one that takes the i-th lease.
+// renewal returns the charges for the first leases of those that are due: one that takes all of a
+// counter, and what is given back for each mark. took[i] is the one that takes the i-th lease.
 func renewal(due []*Lease) (charges []algorithms.Charge, took []int) {
 	take := 0
 	for i, l := range due {

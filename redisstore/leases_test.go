@@ -76,8 +76,8 @@ func TestLeasesAreRenewedTogether(t *testing.T) {
 	}
 }
 
-// A renewal without an answer may have been executed: then the next one, which counts it twice, waits. One that Redis
-// certainly knows nothing of is made again at once.
+// A renewal without an answer may have been executed: then the next one, which counts it twice,
+// waits. One that Redis certainly knows nothing of is made again at once.
 func TestRenewalWithoutAnAnswer(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}, Timeout: 2 * time.Second})
@@ -103,7 +103,8 @@ func TestRenewalWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// Charges on one counter that are applied together are one step, so that no renewal is done by half.
+// Charges on one counter that are applied together are one step, so that no renewal is done by
+// half.
 func TestOneCounterIsOneStep(t *testing.T) {
 	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}})
 	var charges []algorithms.Charge

@@ -52,7 +52,8 @@ func (f *inFlight) size() (size int64) {
 	return size
 }
 
-// A log is as large as what is in flight, not as what ever was: in order, in none, and with one that never ends.
+// A log is as large as what is in flight, not as what ever was: in order, in none, and with one
+// that never ends.
 func TestLogSizeFollowsWhatIsInFlight(t *testing.T) {
 	server := redistest.Start(t)
 	for _, a := range []algorithms.Algorithm{algorithms.Concurrency, algorithms.SlidingLog} {
@@ -67,7 +68,8 @@ func TestLogSizeFollowsWhatIsInFlight(t *testing.T) {
 					for i := range 1000 {
 						f.take(1)
 						f.giveBack(pick(len(f.marks)))
-						// Twice as many entries as units and a few, and as many dead ones before them.
+						// Twice as many entries as units and a few, and as many dead ones before
+						// them.
 						if most := int64(30 + 14*2*(2*n+64)); i%100 == 99 && f.size() > most {
 							t.Fatalf("%d bytes after %d requests, want at most %d", f.size(), i, most)
 						}
@@ -103,7 +105,8 @@ func TestLogShortensWithWhatIsInFlight(t *testing.T) {
 	}
 }
 
-// A lease is found among 20,000 by a search; what is given back to a sliding log changes all younger entries, read 500 at once.
+// A lease is found among 20,000 by a search; what is given back to a sliding log changes all
+// younger entries, read 500 at once.
 func TestGivingBackReadsLittle(t *testing.T) {
 	server := redistest.Start(t)
 	for a, most := range map[algorithms.Algorithm]int{algorithms.Concurrency: 70, algorithms.SlidingLog: 70 + 20_000/500} {

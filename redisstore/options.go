@@ -18,7 +18,8 @@ import (
 // Mode is how the addresses are to be understood.
 type Mode string
 
-// The topologies. Valkey and other servers that speak Redis's protocol and run its Lua count as the same.
+// The topologies. Valkey and other servers that speak Redis's protocol and run its Lua count as the
+// same.
 const (
 	Single   Mode = "single"   // one server
 	Sentinel Mode = "sentinel" // addresses of sentinels, which know the master
@@ -35,8 +36,8 @@ const (
 
 // Options configure a [Store]. The zero value of every field but Addrs is usable.
 type Options struct {
-	// Addrs: host:port, a path of a unix socket, or a URL (redis://user:password@host:port/db, rediss://, unix://).
-	// What a URL says wins over the fields below.
+	// Addrs: host:port, a path of a unix socket, or a URL (redis://user:password@host:port/db,
+	// rediss://, unix://). What a URL says wins over the fields below.
 	Addrs []string
 	// Mode; default [Single].
 	Mode Mode
@@ -50,7 +51,8 @@ type Options struct {
 	SentinelUsername, SentinelPassword string
 	// TLS, when not nil, encrypts; an empty ServerName is taken from the address.
 	TLS *tls.Config
-	// Timeout is the most that one decision may wait, queueing and dialling included; default 50 ms.
+	// Timeout is the most that one decision may wait, queueing and dialling included; default 50
+	// ms.
 	Timeout time.Duration
 	// PoolSize is the most connections to one server; default 8. Decisions use two at a time.
 	PoolSize int
@@ -58,20 +60,23 @@ type Options struct {
 	Prefix string
 	// RefusedKeys is how many refused keys are remembered; default 65,536, negative none.
 	RefusedKeys int
-	// Announce is how often the instance shows itself to the others and learns what they have forgotten; default 2 s.
+	// Announce is how often the instance shows itself to the others and learns what they have
+	// forgotten; default 2 s.
 	Announce time.Duration
 
-	// OnState is called once for every change: a server goes down, so that decisions about its counters fail, or is up again.
-	// It must not block.
+	// OnState is called once for every change: a server goes down, so that decisions about its
+	// counters fail, or is up again. It must not block.
 	OnState func(State)
-	// OnWarning is called with what an operator should know about a server, once per server and start.
+	// OnWarning is called with what an operator should know about a server, once per server and
+	// start.
 	OnWarning func(text string)
-	// OnUnsettled is called with the number of charges given to [Store.Settle] that had to be dropped.
+	// OnUnsettled is called with the number of charges given to [Store.Settle] that had to be
+	// dropped.
 	OnUnsettled func(n int)
 	// OnCall is called after every round trip with its duration and how many batches shared it.
 	OnCall func(took time.Duration, batches int)
-	// OnFailure is called for every batch, settlement and look at a server that fails. What is answered while a server is
-	// known to be down, and what its caller has left, is none.
+	// OnFailure is called for every batch, settlement and look at a server that fails. What is
+	// answered while a server is known to be down, and what its caller has left, is none.
 	OnFailure func(kind Kind)
 
 	// clock is given in tests: the script's time in microseconds.
@@ -168,7 +173,8 @@ func (o *Options) endpoint(a string) (endpoint, error) {
 	return e, nil
 }
 
-// dialer counts connections, guards what is read from them and, unlike go-redis's own, lets the deadline bound the TLS handshake too.
+// dialer counts connections, guards what is read from them and, unlike go-redis's own, lets the
+// deadline bound the TLS handshake too.
 func (s *Store) dialer(config *tls.Config) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	plain := &net.Dialer{KeepAlive: 30 * time.Second}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {

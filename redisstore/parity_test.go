@@ -1,7 +1,7 @@
 package redisstore
 
-// The script must answer as algorithms.Decide does, number for number: random batches go to both, at given moments
-// that step to waits ± 1 µs and across window edges.
+// The script must answer as algorithms.Decide does, number for number: random batches go to both,
+// at given moments that step to waits ± 1 µs and across window edges.
 
 import (
 	"context"
@@ -300,8 +300,9 @@ func testClient(t testing.TB, s *redistest.Server) *redis.Client {
 	return c
 }
 
-// scripts are the script as it is, and with its rare paths made frequent: logs that count as large from the fourth
-// entry on and are read in pieces of two, running sums that begin anew early, and logs that are compacted at each change.
+// scripts are the script as it is, and with its rare paths made frequent: logs that count as large
+// from the fourth entry on and are read in pieces of two, running sums that begin anew early, and
+// logs that are compacted at each change.
 func scripts(text string) [4]script {
 	large := strings.NewReplacer("local SMALL = 64", "local SMALL = 3", "local PIECE = 500", "local PIECE = 2").Replace(text)
 	return [4]script{

@@ -9,8 +9,8 @@ import (
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
 
-// Who counts units in flight beside a limit is told how many there are, also of a key that is known to be refused; only
-// of one that is banned nobody wants to know.
+// Who counts units in flight beside a limit is told how many there are, also of a key that is known
+// to be refused; only of one that is banned nobody wants to know.
 func TestUnitsInFlightAreToldOfTheRefused(t *testing.T) {
 	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}})
 	flight := compile(t, "f", algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 10, Window: time.Hour})

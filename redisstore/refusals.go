@@ -2,9 +2,10 @@ package redisstore
 
 // What is known to be refused is answered here, with the right countdown, without Redis.
 //
-// Only what cannot be wrong is remembered: the key has nothing left and gets nothing before the moment that is kept,
-// for the same limit, the same cost and the same charges beside it. The moment is counted from the arrival of Redis's answer,
-// so that a client that obeys its Retry-After always reaches Redis again.
+// Only what cannot be wrong is remembered: the key has nothing left and gets nothing before the
+// moment that is kept, for the same limit, the same cost and the same charges beside it. The moment
+// is counted from the arrival of Redis's answer, so that a client that obeys its Retry-After always
+// reaches Redis again.
 
 import (
 	"maps"
@@ -17,8 +18,9 @@ import (
 
 const refusalShards = 64
 
-// How long Redis is not asked again about a refusal, however long its wait is. Alone, a counter changes by hand only, or by a refund of
-// which instances hear. Beside other charges the wait is the longest of all, and others may have used up what those count.
+// How long Redis is not asked again about a refusal, however long its wait is. Alone, a counter
+// changes by hand only, or by a refund of which instances hear. Beside other charges the wait is
+// the longest of all, and others may have used up what those count.
 const (
 	aloneFor  = time.Minute
 	besideFor = time.Second
@@ -34,7 +36,8 @@ type refusal struct {
 	ban    bool
 }
 
-// batchOf is what a refusal was one of: it answers for the same batch only, and only with all that refused it.
+// batchOf is what a refusal was one of: it answers for the same batch only, and only with all that
+// refused it.
 type batchOf struct {
 	fingerprint uint64
 	refusals    int
@@ -66,7 +69,8 @@ func refuses(c *algorithms.Charge) bool {
 	return c.Cost > 0 && c.Held == 0 && !c.Peek && !c.Force && !c.DryRun
 }
 
-// find returns what is known of a charge at the moment now. A ban holds on while Redis cannot be asked.
+// find returns what is known of a charge at the moment now. A ban holds on while Redis cannot be
+// asked.
 func (r *refusals) find(d digest, c *algorithms.Charge, now time.Time, down func() bool) (refusal, bool) {
 	shard := &r.shards[d[0]%refusalShards]
 	shard.Lock()
@@ -97,7 +101,8 @@ func counts(o *algorithms.Outcome) bool {
 	return !o.OK && o.Remaining == 0 && o.Next != algorithms.Never && o.Retry != algorithms.Never && o.Retry != algorithms.Unknown
 }
 
-// learn remembers a refusal that arrived at the moment now, unless the key may have been forgotten meanwhile.
+// learn remembers a refusal that arrived at the moment now, unless the key may have been forgotten
+// meanwhile.
 func (r *refusals) learn(d digest, c *algorithms.Charge, o algorithms.Outcome, of batchOf, now time.Time, forgets uint64) {
 	if !counts(&o) {
 		return
@@ -155,8 +160,9 @@ func (r *refusals) forget(d digest) bool {
 // forgetAll is for when it is not known what others have forgotten.
 func (r *refusals) forgetAll() { r.drop(func(refusal) bool { return true }) }
 
-// forgetCounters forgets all but bans. A server that is down may come back without its counters, and until then each zone does what
-// its operator chose. A ban was earned, and nobody chose that it ends then.
+// forgetCounters forgets all but bans. A server that is down may come back without its counters,
+// and until then each zone does what its operator chose. A ban was earned, and nobody chose that it
+// ends then.
 func (r *refusals) forgetCounters() { r.drop(func(known refusal) bool { return !known.ban }) }
 
 func (r *refusals) drop(which func(refusal) bool) {

@@ -14,8 +14,8 @@ import (
 
 const guide = "../docs/redis.md"
 
-// everyCommand does what makes the store send every command: each algorithm, small and large logs, giving back to nothing, leases
-// and their renewal, and settling.
+// everyCommand does what makes the store send every command: each algorithm, small and large logs,
+// giving back to nothing, leases and their renewal, and settling.
 func everyCommand(t *testing.T, s *Store) {
 	t.Helper()
 	s.Start()
@@ -51,7 +51,8 @@ var forbidden = []string{
 	"cluster reset", "monitor", "publish a b", "subscribe a", "client kill a",
 }
 
-// narrow makes the documented user on the servers, and checks at the end that it was denied nothing, and may do nothing else.
+// narrow makes the documented user on the servers, and checks at the end that it was denied
+// nothing, and may do nothing else.
 func narrow(t *testing.T, servers []*redistest.Server, forbidden []string, places ...string) {
 	for _, server := range servers {
 		server.Do(redistest.DocumentedUser(t, guide, places...)...)

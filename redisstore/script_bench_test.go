@@ -77,7 +77,8 @@ func BenchmarkScript(b *testing.B) {
 	}
 }
 
-// What a key with many requests in flight costs: its oldest lease is renewed, or any of them, or 32 in one call.
+// What a key with many requests in flight costs: its oldest lease is renewed, or any of them, or 32
+// in one call.
 func BenchmarkLeases(b *testing.B) {
 	server := redistest.Start(b)
 	now := time.Now().UnixMicro()

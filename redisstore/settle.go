@@ -1,7 +1,8 @@
 package redisstore
 
-// Charges that nobody waits for: what a response cost in the end, what a login that succeeded gives back, leases that
-// ended. They are merged per counter while a call is under way, and dropped, counted, only when Redis does not take them.
+// Charges that nobody waits for: what a response cost in the end, what a login that succeeded gives
+// back, leases that ended. They are merged per counter while a call is under way, and dropped,
+// counted, only when Redis does not take them.
 
 import (
 	"context"
@@ -19,7 +20,8 @@ const (
 	settleAtClose = time.Second // how long Close tries
 )
 
-// settlement names what may be merged: charges that take are one sum, those that give back are one for each mark.
+// settlement names what may be merged: charges that take are one sum, those that give back are one
+// for each mark.
 type settlement struct {
 	space algorithms.Space
 	key   string
@@ -37,9 +39,10 @@ type settlements struct {
 	closed   bool
 }
 
-// Settle applies charges in the background; each must be one that cannot be refused: below zero, or forced. Keys are kept
-// until then. Units in flight come last: who sees none of a key in flight sees what was settled together with them. What
-// cannot be applied is reported to [Options.OnUnsettled].
+// Settle applies charges in the background; each must be one that cannot be refused: below zero, or
+// forced. Keys are kept until then. Units in flight come last: who sees none of a key in flight
+// sees what was settled together with them. What cannot be applied is reported to
+// [Options.OnUnsettled].
 func (s *Store) Settle(charges ...algorithms.Charge) {
 	if len(charges) == 0 { // nothing to wake up for
 		return
@@ -75,8 +78,8 @@ func (u *settlements) add(c algorithms.Charge) bool {
 	return true
 }
 
-// take removes what waits: units in flight, and all else. All of it, so that what is in flight waits for what came with it
-// and not for what keeps coming.
+// take removes what waits: units in flight, and all else. All of it, so that what is in flight
+// waits for what came with it and not for what keeps coming.
 func (u *settlements) take() (others, inFlight []algorithms.Charge) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -129,8 +132,8 @@ func (s *Store) settleAll(ctx context.Context) bool {
 	return len(again) == 0
 }
 
-// settle applies charges, some at a time, and returns those that may be tried again. What one server does not take holds up
-// nothing of the others.
+// settle applies charges, some at a time, and returns those that may be tried again. What one
+// server does not take holds up nothing of the others.
 func (s *Store) settle(ctx context.Context, charges []algorithms.Charge) (again []algorithms.Charge) {
 	var out [settleAtOnce]algorithms.Outcome
 	for some := range slices.Chunk(charges, settleAtOnce) {

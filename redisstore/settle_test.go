@@ -83,7 +83,8 @@ func TestSettlingRests(t *testing.T) {
 	}
 }
 
-// Units in flight are given back after what was settled together with them: who sees none of a key in flight sees the rest.
+// Units in flight are given back after what was settled together with them: who sees none of a key
+// in flight sees the rest.
 func TestUnitsInFlightAreSettledLast(t *testing.T) {
 	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}})
 	units := hourly(t, "u", 1_000_000)
@@ -141,8 +142,8 @@ func TestSettlementsWaitForRedis(t *testing.T) {
 	}
 }
 
-// What is settled together for one counter by limits of different rates, as after a change of plan or a reload, is what each says,
-// and the key lives as long as the wait that is then told.
+// What is settled together for one counter by limits of different rates, as after a change of plan
+// or a reload, is what each says, and the key lives as long as the wait that is then told.
 func TestRatesThatAreSettledTogether(t *testing.T) {
 	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}, RefusedKeys: -1})
 	limit := func(n int64) *algorithms.Limit {
@@ -239,7 +240,8 @@ func hold(t testing.TB, s *Store, l *algorithms.Limit) *Lease {
 	return s.Hold(l, "k", o.Mark)
 }
 
-// A lease lasts as long as it is held, however short its expiry, and is free after its release, once.
+// A lease lasts as long as it is held, however short its expiry, and is free after its release,
+// once.
 func TestLeaseIsRenewedAndReleased(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})
@@ -274,7 +276,8 @@ func TestLeasesOfTheDeadExpire(t *testing.T) {
 	}
 }
 
-// Many come and go, some while their lease is being renewed: in the end none is in flight, long before any expires.
+// Many come and go, some while their lease is being renewed: in the end none is in flight, long
+// before any expires.
 func TestLeasesConcurrent(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})

@@ -79,7 +79,8 @@ func TestRefusedKeysNeedNoRedis(t *testing.T) {
 	}
 }
 
-// Who was refused is admitted as soon as its time has passed, at the cost of one more call, and what it was refused took nothing.
+// Who was refused is admitted as soon as its time has passed, at the cost of one more call, and
+// what it was refused took nothing.
 func TestRememberedRefusalsEnd(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})
@@ -155,7 +156,8 @@ func TestRefundOpensARefusedKey(t *testing.T) {
 	}
 }
 
-// A remembered refusal is the answer of the whole batch: it does not stand for other charges beside it, nor for a part of what refused.
+// A remembered refusal is the answer of the whole batch: it does not stand for other charges beside
+// it, nor for a part of what refused.
 func TestARefusalAnswersForItsBatchOnly(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}})
@@ -195,7 +197,8 @@ func TestARefusalAnswersForItsBatchOnly(t *testing.T) {
 	}
 }
 
-// However long a wait is, Redis is asked again about it: what stands there may have been changed by hand.
+// However long a wait is, Redis is asked again about it: what stands there may have been changed by
+// hand.
 func TestRefusalsAreAskedAboutAgain(t *testing.T) {
 	r, now := newRefusals(64), time.Now()
 	c := algorithms.Charge{Limit: perHour(t, "z", 1), Cost: 1}

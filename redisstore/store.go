@@ -43,7 +43,8 @@ type Store struct {
 
 var _ algorithms.Store = (*Store)(nil)
 
-// New returns a store. It checks the options but needs no Redis: connections are made when they are needed.
+// New returns a store. It checks the options but needs no Redis: connections are made when they are
+// needed.
 func New(o Options) (*Store, error) {
 	o.setDefaults()
 	all, err := o.endpoints()
@@ -76,11 +77,12 @@ func (s *Store) Start() {
 	s.started.Do(func() { s.background.Go(s.keepAnnouncing) })
 }
 
-// Leave ends what Start began: the fleet does not count the instance any more. The store works on, for what is still owed to it.
+// Leave ends what Start began: the fleet does not count the instance any more. The store works on,
+// for what is still owed to it.
 func (s *Store) Leave() { s.leave() }
 
-// Close gives back the leases that are held and settles what is left to settle, for a second at most, gives up what waits,
-// says goodbye to the fleet and closes the connections.
+// Close gives back the leases that are held and settles what is left to settle, for a second at
+// most, gives up what waits, says goodbye to the fleet and closes the connections.
 func (s *Store) Close() error {
 	s.leases.renewals.Lock() // what is released while it is renewed comes after
 	s.releaseAll()
@@ -99,8 +101,8 @@ func (s *Store) Close() error {
 	return errors.Join(errs...)
 }
 
-// Apply implements [algorithms.Store]. Every error is an [*Error]. A batch with a charge that is known to be refused
-// is answered without Redis; its other outcomes are then [algorithms.Unasked].
+// Apply implements [algorithms.Store]. Every error is an [*Error]. A batch with a charge that is
+// known to be refused is answered without Redis; its other outcomes are then [algorithms.Unasked].
 func (s *Store) Apply(ctx context.Context, charges []algorithms.Charge, out []algorithms.Outcome) error {
 	if len(charges) == 0 {
 		return nil
@@ -127,8 +129,8 @@ func (s *Store) Apply(ctx context.Context, charges []algorithms.Charge, out []al
 	return nil
 }
 
-// Forget makes every instance forget what a key has used in the given spaces: at once in Redis and here,
-// elsewhere within [Options.Announce].
+// Forget makes every instance forget what a key has used in the given spaces: at once in Redis and
+// here, elsewhere within [Options.Announce].
 func (s *Store) Forget(ctx context.Context, key string, spaces ...algorithms.Space) error {
 	ctx, cancel := context.WithTimeout(ctx, max(s.options.Timeout, time.Second))
 	defer cancel()

@@ -14,7 +14,8 @@ import (
 
 var prefixes atomic.Int64
 
-// open makes a store in a prefix of its own. Its timeout is long, because the machine of a test may be busy.
+// open makes a store in a prefix of its own. Its timeout is long, because the machine of a test may
+// be busy.
 func open(t testing.TB, o Options) *Store {
 	t.Helper()
 	if o.Prefix == "" {
@@ -31,8 +32,8 @@ func open(t testing.TB, o Options) *Store {
 	return s
 }
 
-// given makes stores for the conformance suite, on the suite's clock and without memory of refusals, which runs on the
-// real one.
+// given makes stores for the conformance suite, on the suite's clock and without memory of
+// refusals, which runs on the real one.
 func given(addr string) func(*testing.T, *storetest.Clock) algorithms.Store {
 	return func(t *testing.T, clock *storetest.Clock) algorithms.Store {
 		s, err := New(Options{

@@ -49,8 +49,9 @@ func (s *Store) allLanes() []*lane {
 	return s.lanes
 }
 
-// rendezvous picks the server of a ring for a counter: each server gets its even share, and adding one moves only
-// that share. A server that is down keeps its counters: moving them would forget what was used.
+// rendezvous picks the server of a ring for a counter: each server gets its even share, and adding
+// one moves only that share. A server that is down keeps its counters: moving them would forget
+// what was used.
 func (s *Store) rendezvous(d digest) *lane {
 	var best *lane
 	var most uint64
@@ -66,7 +67,8 @@ func (s *Store) rendezvous(d digest) *lane {
 	return best
 }
 
-// mix spreads the last bytes over all bits, which FNV does not. Source: the finalizer of SplitMix64.
+// mix spreads the last bytes over all bits, which FNV does not. Source: the finalizer of
+// SplitMix64.
 func mix(x uint64) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
@@ -80,8 +82,8 @@ const (
 	noMaster     = "(slots without a master)"
 )
 
-// cluster knows who owns the slots. The road not taken: go-redis's ClusterClient repeats commands whose answer was
-// lost, which may count twice, and shares one fate among all nodes.
+// cluster knows who owns the slots. The road not taken: go-redis's ClusterClient repeats commands
+// whose answer was lost, which may count twice, and shares one fate among all nodes.
 type cluster struct {
 	store  *Store
 	first  endpoint
@@ -211,8 +213,8 @@ func (c *cluster) keepRefreshing() {
 	}
 }
 
-// refresh asks the first server that answers who owns the slots: those that are up first, then the others, and at last the
-// addresses that were given, where by now somebody else may answer.
+// refresh asks the first server that answers who owns the slots: those that are up first, then the
+// others, and at last the addresses that were given, where by now somebody else may answer.
 func (c *cluster) refresh() {
 	c.asking.Lock()
 	defer c.asking.Unlock()
@@ -254,8 +256,9 @@ func (c *cluster) ask(l *lane) bool {
 	return true
 }
 
-// adopt makes the owners those of an answer, and retires lanes to servers that own nothing: whether they are up is nobody's
-// concern. Slots that nobody owns have a lane of their own, that leads nowhere, so that they fail alone.
+// adopt makes the owners those of an answer, and retires lanes to servers that own nothing: whether
+// they are up is nobody's concern. Slots that nobody owns have a lane of their own, that leads
+// nowhere, so that they fail alone.
 func (c *cluster) adopt(ranges []redis.ClusterSlot, from *lane) {
 	used := map[*lane]bool{}
 	var owned [slots]bool
@@ -300,8 +303,8 @@ var fleetDigest = func() (d digest) {
 	return d
 }()
 
-// quiet is go-redis's logger. Left alone it writes a line to stderr for every failed dial; what it would say is in the
-// errors, which are counted, and reported once for each change of state.
+// quiet is go-redis's logger. Left alone it writes a line to stderr for every failed dial; what it
+// would say is in the errors, which are counted, and reported once for each change of state.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}

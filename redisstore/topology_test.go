@@ -203,7 +203,8 @@ func oneOnEach(s *Store, limit func(zone string) *algorithms.Limit) (on [2]*algo
 	return on
 }
 
-// While one server is away, leases of the others are renewed as ever and given back, and what they settle is settled once.
+// While one server is away, leases of the others are renewed as ever and given back, and what they
+// settle is settled once.
 func TestDeadServerHoldsUpNoOther(t *testing.T) {
 	nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
 	s := open(t, Options{Addrs: addrs(nodes), Mode: Ring, Timeout: time.Second})

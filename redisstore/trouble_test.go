@@ -114,7 +114,8 @@ func TestF40_KilledAndBack(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("not down")
 	}
-	// That a return is seen soon shows in how often it is looked for: with a backoff without bound the tenth probe is after 50 s.
+	// That a return is seen soon shows in how often it is looked for: with a backoff without bound
+	// the tenth probe is after 50 s.
 	last, probes, start := s.lanes[0].open.Load(), 0, time.Now()
 	waitFor(t, "ten probes", func() bool {
 		if now := s.lanes[0].open.Load(); now != last { // each leaves what it failed on
@@ -307,7 +308,8 @@ func TestSlowServer(t *testing.T) {
 	seen.wait(t, "", 10*time.Second)
 }
 
-// A counter that a later version has written is neither read wrongly nor overwritten, and is no outage.
+// A counter that a later version has written is neither read wrongly nor overwritten, and is no
+// outage.
 func TestUnknownFormat(t *testing.T) {
 	server, seen := redistest.Start(t), newChanges()
 	s := open(t, Options{Addrs: []string{server.Addr}, OnState: seen.note, RefusedKeys: -1})
@@ -340,7 +342,8 @@ func TestUnknownFormat(t *testing.T) {
 	}
 }
 
-// H13: a log that says that it is longer than it is, or holds less than nothing, is not read, and keeps Redis no longer busy than another.
+// H13: a log that says that it is longer than it is, or holds less than nothing, is not read, and
+// keeps Redis no longer busy than another.
 func TestH13ForgedLog(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Options{Addrs: []string{server.Addr}, RefusedKeys: -1})
@@ -381,7 +384,8 @@ func TestH13ForgedLog(t *testing.T) {
 	}
 }
 
-// A reply that the script cannot have made is a failure, and neither holds a request nor sends a client away.
+// A reply that the script cannot have made is a failure, and neither holds a request nor sends a
+// client away.
 func TestImpossibleRepliesAreFailures(t *testing.T) {
 	queue := compile(t, "z", algorithms.Policy{Algorithm: algorithms.LeakyBucket, Quota: 1, Window: time.Second, Burst: 6, Queue: 5})
 	window, flight := perHour(t, "z", 10), compile(t, "z", algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 5, Window: time.Minute})
@@ -435,7 +439,8 @@ func TestClusterWithoutClusterMode(t *testing.T) {
 	seen.wait(t, KindCrossSlot, 10*time.Second)
 }
 
-// A server that reads its data from disk answers LOADING; that is waited out, and named when it lasts.
+// A server that reads its data from disk answers LOADING; that is waited out, and named when it
+// lasts.
 func TestLoadingIsWaitedOut(t *testing.T) {
 	server := redistest.Start(t, "--enable-debug-command", "local", "--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no")
 	l := perHour(t, "z", 10)

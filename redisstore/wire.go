@@ -1,7 +1,7 @@
 package redisstore
 
-// What goes to the script and comes back: packed numbers, because every separate argument costs Redis more
-// than a decision's arithmetic does.
+// What goes to the script and comes back: packed numbers, because every separate argument costs
+// Redis more than a decision's arithmetic does.
 
 import (
 	"crypto/sha1" // Redis names scripts by it
@@ -40,8 +40,9 @@ var (
 	constant  = regexp.MustCompile(`[A-Z_]+`)
 )
 
-// inline puts the values of a script's constants where they are used: Lua has no constants, and a variable
-// that a function uses costs more at each call of the script than the arithmetic of a decision does.
+// inline puts the values of a script's constants where they are used: Lua has no constants, and a
+// variable that a function uses costs more at each call of the script than the arithmetic of a
+// decision does.
 func inline(text string) string {
 	values := map[string]string{}
 	for _, line := range constants.FindAllString(text, -1) {
@@ -242,7 +243,8 @@ func (c *call) again(name string) bool {
 	return len(c.named) == before
 }
 
-// limit returns the index of a limit among those of the call. They are few: a linear search is fastest.
+// limit returns the index of a limit among those of the call. They are few: a linear search is
+// fastest.
 func (c *call) limit(l *algorithms.Limit) int {
 	for i, known := range c.limits {
 		if known == l {
@@ -254,8 +256,9 @@ func (c *call) limit(l *algorithms.Limit) int {
 	return len(c.limits) - 1
 }
 
-// read hands the reply out to the parts. Nothing in it is believed that the script cannot have answered: a request would be held, or
-// a client sent away, for as long as somebody wrote into Redis.
+// read hands the reply out to the parts. Nothing in it is believed that the script cannot have
+// answered: a request would be held, or a client sent away, for as long as somebody wrote into
+// Redis.
 func (c *call) read(reply string) error {
 	if len(reply) != outcomeSize*len(c.names) {
 		return errReply

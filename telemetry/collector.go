@@ -1,7 +1,7 @@
 package telemetry
 
-// What a scrape costs: the process-level collector. Caddy makes a fresh registry for every config, so the numbers
-// cannot live in one. This collector outlives them and is registered with each.
+// What a scrape costs: the process-level collector. Caddy makes a fresh registry for every config,
+// so the numbers cannot live in one. This collector outlives them and is registered with each.
 
 import (
 	"errors"
@@ -27,8 +27,9 @@ type Source struct {
 	// Limits are shown by the metric config, with the prefix lengths that addresses are grouped by.
 	Limits                 []*algorithms.Limit
 	IPv4Prefix, IPv6Prefix int
-	// Keys and Evictions are called at every scrape, until Close returns: how many keys the zone holds, and how many were
-	// forgotten for want of room since the process started. They must not call into this package. Either may be nil.
+	// Keys and Evictions are called at every scrape, until Close returns: how many keys the zone
+	// holds, and how many were forgotten for want of room since the process started. They must not
+	// call into this package. Either may be nil.
 	Keys      func() int
 	Evictions func() int64
 }
@@ -42,8 +43,9 @@ type Zone struct {
 	owner    *collector
 }
 
-// Open begins to count a zone and makes its series visible in the registry, which is that of the caddy.Context.
-// Series live as long as any Zone of that name is open, so they survive reloads and end with the zone.
+// Open begins to count a zone and makes its series visible in the registry, which is that of the
+// caddy.Context. Series live as long as any Zone of that name is open, so they survive reloads and
+// end with the zone.
 func Open(registry prometheus.Registerer, source Source) (*Zone, error) {
 	return process.open(registry, source)
 }
@@ -66,14 +68,16 @@ func (z *Zone) CountBadCost() {
 	}
 }
 
-// Delay counts how long a request had to wait for its slot in a queue. It is not called for those that had not.
+// Delay counts how long a request had to wait for its slot in a queue. It is not called for those
+// that had not.
 func (z *Zone) Delay(d time.Duration) {
 	if z != nil {
 		z.series.delays.add(d)
 	}
 }
 
-// Waiting says that a request began (1) or ended (-1) to wait for its slot. Both may come after Close.
+// Waiting says that a request began (1) or ended (-1) to wait for its slot. Both may come after
+// Close.
 func (z *Zone) Waiting(delta int) {
 	if z != nil {
 		z.series.waiting.Add(int64(delta))
@@ -94,7 +98,8 @@ func (z *Zone) CountBan() {
 	}
 }
 
-// CountFallback counts a request that the shared store did not decide, by what the zone's on_store_error made of it.
+// CountFallback counts a request that the shared store did not decide, by what the zone's
+// on_store_error made of it.
 func (z *Zone) CountFallback(mode string) {
 	if z == nil {
 		return
@@ -124,7 +129,8 @@ type series struct {
 	badCosts, bans atomic.Int64
 	// fallbacks by mode; the keys never change.
 	fallbacks map[string]*atomic.Int64
-	// queue and leases: there was such a limit since the series began. Without it the zone does not show these.
+	// queue and leases: there was such a limit since the series began. Without it the zone does not
+	// show these.
 	queue, leases     bool
 	delays            delays
 	waiting, inFlight atomic.Int64
@@ -211,8 +217,9 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It holds the lock throughout, so that no zone is asked after its Close;
-// the metrics are gathered first and sent later, so that a slow reader of the channel cannot hold up a reload.
+// Collect implements prometheus.Collector. It holds the lock throughout, so that no zone is asked
+// after its Close; the metrics are gathered first and sent later, so that a slow reader of the
+// channel cannot hold up a reload.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for _, m := range c.gather() {
 		ch <- m
@@ -272,7 +279,8 @@ func (s *series) presence(out []prometheus.Metric, zone string) []prometheus.Met
 	return out
 }
 
-// sizes appends what only the store knows, asked through the zone opened last: older ones are about to close.
+// sizes appends what only the store knows, asked through the zone opened last: older ones are about
+// to close.
 func (s *series) sizes(out []prometheus.Metric, zone string) []prometheus.Metric {
 	newest := s.open[len(s.open)-1]
 	if newest.Keys != nil {
@@ -321,7 +329,8 @@ func histogram(d *prometheus.Desc, bounds []time.Duration, buckets []int64, nano
 	return metric(prometheus.NewConstHistogram(d, all, time.Duration(nanos).Seconds(), cumulative, zone))
 }
 
-// metric lets the scrape report what cannot happen (a wrong number of labels) instead of ending the process.
+// metric lets the scrape report what cannot happen (a wrong number of labels) instead of ending the
+// process.
 func metric(m prometheus.Metric, err error) prometheus.Metric {
 	if err != nil {
 		return prometheus.NewInvalidMetric(prometheus.NewInvalidDesc(err), err)

@@ -1,8 +1,9 @@
 package telemetry
 
-// What a request costs: counters of one zone, found once at load and then only added to.
-// They are not client_golang's, whose counters and histogram cost four to five contended atomic operations and a
-// float loop per request and zone; these cost two additions to memory that processors rarely share.
+// What a request costs: counters of one zone, found once at load and then only added to. They are
+// not client_golang's, whose counters and histogram cost four to five contended atomic operations
+// and a float loop per request and zone; these cost two additions to memory that processors rarely
+// share.
 
 import (
 	"math/rand/v2"
@@ -25,7 +26,8 @@ const (
 	PassedDryRun
 	DelayedDryRun
 	RefusedDryRun
-	// Exempt requests were not asked about: they are counted, but not as requests of the zone, and not timed.
+	// Exempt requests were not asked about: they are counted, but not as requests of the zone, and
+	// not timed.
 	Exempt
 
 	results = iota
@@ -36,8 +38,8 @@ var resultNames = [results]string{"passed", "delayed", "rejected", "passed_dry_r
 // String returns the value of the label result.
 func (r Result) String() string { return resultNames[r] }
 
-// bounds are the upper bounds of the process time's buckets: those of caddy-ratelimit, so that its dashboards keep
-// working, and two below, where the local store's decisions lie.
+// bounds are the upper bounds of the process time's buckets: those of caddy-ratelimit, so that its
+// dashboards keep working, and two below, where the local store's decisions lie.
 var bounds = [...]time.Duration{
 	10 * time.Microsecond, 100 * time.Microsecond, time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond,
 	25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
@@ -59,8 +61,8 @@ type cells struct {
 	nanos atomic.Int64
 }
 
-// stripe is cells that share no cache line with the next ones. Which of its stripes a zone adds to is
-// random, so that two processors seldom fight over one line.
+// stripe is cells that share no cache line with the next ones. Which of its stripes a zone adds to
+// is random, so that two processors seldom fight over one line.
 type stripe struct {
 	cells
 	_ [128 - unsafe.Sizeof(cells{})%128]byte
@@ -88,8 +90,8 @@ func (c counters) add(r Result, took time.Duration) {
 	}
 }
 
-// total adds the stripes up. It is not a snapshot: additions that happen meanwhile are in it or not, each
-// number by itself never goes back.
+// total adds the stripes up. It is not a snapshot: additions that happen meanwhile are in it or
+// not, each number by itself never goes back.
 func (c counters) total(t *totals) {
 	for i := range c {
 		for r := range t.count {
@@ -129,15 +131,16 @@ func (t *totals) asked() (buckets [len(bounds) + 1]int64, all int64) {
 	return buckets, all
 }
 
-// delayBounds are the upper bounds of the delays' buckets: the slots of fast queues are milliseconds apart, and few clients
-// wait longer than a minute.
+// delayBounds are the upper bounds of the delays' buckets: the slots of fast queues are
+// milliseconds apart, and few clients wait longer than a minute.
 var delayBounds = [...]time.Duration{
 	time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
 	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2500 * time.Millisecond,
 	5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute,
 }
 
-// delays are the counts of requests that waited. They have no stripes: who waits for a slot does not notice a cache line.
+// delays are the counts of requests that waited. They have no stripes: who waits for a slot does
+// not notice a cache line.
 type delays struct {
 	count [len(delayBounds) + 1]atomic.Int64
 	nanos atomic.Int64

@@ -190,8 +190,8 @@ func TestQueueAndLeases(t *testing.T) {
 	}
 }
 
-// Requests outlive their config: the gauges of a zone go on through a reload, also into a config without queue and leases, and
-// go back to 0 when the requests of the old one end.
+// Requests outlive their config: the gauges of a zone go on through a reload, also into a config
+// without queue and leases, and go back to 0 when the requests of the old one end.
 func TestGaugesSurviveReload(t *testing.T) {
 	c := newCollector()
 	r := prometheus.NewPedanticRegistry()
@@ -230,8 +230,8 @@ func TestGaugesSurviveReload(t *testing.T) {
 	again.Close()
 }
 
-// A reload: the new config opens before the old one closes, in a registry of its own. Values continue,
-// the closed zone's callbacks are not called, zones that are gone leave no series.
+// A reload: the new config opens before the old one closes, in a registry of its own. Values
+// continue, the closed zone's callbacks are not called, zones that are gone leave no series.
 func TestReloadKeepsValues(t *testing.T) {
 	c := newCollector()
 	old, next := prometheus.NewPedanticRegistry(), prometheus.NewPedanticRegistry()

@@ -1,6 +1,7 @@
 package telemetry
 
-// A refusal or a ban as operators hear of it: one log line, sampled, and one event, for whoever subscribed.
+// A refusal or a ban as operators hear of it: one log line, sampled, and one event, for whoever
+// subscribed.
 
 import (
 	"fmt"
@@ -31,16 +32,19 @@ const (
 
 // Refusal is one refused request, or one that a dry-run rule would have refused.
 type Refusal struct {
-	// Zone and Key name the counter. Key is the key as it was counted; it is shown only with log_key.
+	// Zone and Key name the counter. Key is the key as it was counted; it is shown only with
+	// log_key.
 	Zone, Key string
 	// Text makes the key readable; nil when it is already.
 	Text func(key string) string
-	// Wait is what Retry-After says before rounding, jitter included; algorithms.Never if waiting does not help,
-	// algorithms.Unknown if nobody knows how long.
+	// Wait is what Retry-After says before rounding, jitter included; algorithms.Never if waiting
+	// does not help, algorithms.Unknown if nobody knows how long.
 	Wait time.Duration
-	// DryRun: nothing was refused, so there is a log line of other wording and an event of another name.
+	// DryRun: nothing was refused, so there is a log line of other wording and an event of another
+	// name.
 	DryRun bool
-	// Now is the monotonic clock, counted from one fixed moment of the process. It is only used for sampling.
+	// Now is the monotonic clock, counted from one fixed moment of the process. It is only used for
+	// sampling.
 	Now time.Duration
 }
 
@@ -49,7 +53,8 @@ type Ban struct {
 	// Zone, Key and Text are as in [Refusal].
 	Zone, Key string
 	Text      func(key string) string
-	// Duration is how long the client is banned, Step which of the rule's durations that is, the first being 1.
+	// Duration is how long the client is banned, Step which of the rule's durations that is, the
+	// first being 1.
 	Duration time.Duration
 	Step     int
 }
@@ -70,7 +75,8 @@ type events interface {
 	Emit(ctx caddy.Context, name string, data map[string]any) caddy.Event
 }
 
-// NewReporter makes the reporter of the module that ctx was provisioned for. It loads the events app.
+// NewReporter makes the reporter of the module that ctx was provisioned for. It loads the events
+// app.
 func NewReporter(ctx caddy.Context, logKey bool) (*Reporter, error) {
 	app, err := ctx.App("events")
 	if err != nil {
@@ -82,8 +88,8 @@ func NewReporter(ctx caddy.Context, logKey bool) (*Reporter, error) {
 	}, nil
 }
 
-// Refused reports a refusal. Every one is emitted as an event if anyone listens, and one per key and second is
-// logged (see sampler for the bounds); the metrics count all of them.
+// Refused reports a refusal. Every one is emitted as an event if anyone listens, and one per key
+// and second is logged (see sampler for the bounds); the metrics count all of them.
 func (t *Reporter) Refused(r *http.Request, f Refusal) {
 	if t.logger.Core().Enabled(zapcore.InfoLevel) {
 		t.log(r, &f)
@@ -101,10 +107,12 @@ func (t *Reporter) Refused(r *http.Request, f Refusal) {
 	}
 }
 
-// Banned reports a ban, also after the response. Every one is emitted as an event if anyone listens, and logged; only bans of a
-// client that makes up keys, and those of thousands of clients in one second, are bounded as refusals are, apart from them.
+// Banned reports a ban, also after the response. Every one is emitted as an event if anyone
+// listens, and logged; only bans of a client that makes up keys, and those of thousands of clients
+// in one second, are bounded as refusals are, apart from them.
 func (t *Reporter) Banned(r *http.Request, b Ban) {
-	// The line's own time will do for sampling: if the wall clock is set back, there is a line too many.
+	// The line's own time will do for sampling: if the wall clock is set back, there is a line too
+	// many.
 	if entry := t.logger.Check(zapcore.WarnLevel, banned); entry != nil {
 		now := time.Duration(entry.Time.UnixNano())
 		if _, ok := t.bans.admit(b.Zone, b.Key, func() string { return clientIP(r) }, now); ok {
@@ -170,8 +178,8 @@ func clientIP(r *http.Request) string {
 	return remoteIP(r)
 }
 
-// remoteIP is the address of the connection, like Caddy's access log has it. Behind a proxy that is the
-// proxy: the line then has client_ip too.
+// remoteIP is the address of the connection, like Caddy's access log has it. Behind a proxy that is
+// the proxy: the line then has client_ip too.
 func remoteIP(r *http.Request) string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
@@ -180,10 +188,12 @@ func remoteIP(r *http.Request) string {
 	return host
 }
 
-// maxText is how much of a key is shown, in bytes: a key can be as long as the header it is read from.
+// maxText is how much of a key is shown, in bytes: a key can be as long as the header it is read
+// from.
 const maxText = 256
 
-// readable is a key as it may be shown: valid UTF-8 in which different bytes stay different, and of bounded length.
+// readable is a key as it may be shown: valid UTF-8 in which different bytes stay different, and of
+// bounded length.
 func readable(key string, text func(string) string) string {
 	if text != nil {
 		key = text(key)

@@ -29,7 +29,8 @@ import (
 
 func init() { caddy.RegisterModule(new(limiter)) }
 
-// limiter stands where the handler will: an app with its module ID's last part, zones, and a reporter.
+// limiter stands where the handler will: an app with its module ID's last part, zones, and a
+// reporter.
 type limiter struct {
 	Zones  []string `json:"zones,omitempty"`
 	LogKey bool     `json:"log_key,omitempty"`
@@ -125,14 +126,16 @@ func run(t *testing.T, l *limiter, logging string) *limiter {
 // quiet keeps Caddy's own log out of the test's output.
 const quiet = `{"logs":{"default":{"level":"ERROR","writer":{"output":"discard"}}}}`
 
-// observe replaces the logger of a fresh reporter by one that is read back, and its sampler by an empty one.
+// observe replaces the logger of a fresh reporter by one that is read back, and its sampler by an
+// empty one.
 func observe(r *Reporter, level zapcore.Level) *observer.ObservedLogs {
 	core, logs := observer.New(level)
 	r.logger, r.sampler, r.bans = zap.New(core), newSampler(), newSampler()
 	return logs
 }
 
-// Through real reloads of a real Caddy: values continue, gone zones go, a rejected config leaves no trace.
+// Through real reloads of a real Caddy: values continue, gone zones go, a rejected config leaves no
+// trace.
 func TestMetricsSurviveReload(t *testing.T) {
 	first := run(t, &limiter{Zones: []string{"reload-api", "reload-login"}}, quiet)
 	first.open["reload-api"].Count(Passed, time.Millisecond)
@@ -257,7 +260,8 @@ func TestLevelAboveInfoLogsNothing(t *testing.T) {
 	}
 }
 
-// F27: any bytes in a key are safe in the log, different keys stay different, and a long one is cut.
+// F27: any bytes in a key are safe in the log, different keys stay different, and a long one is
+// cut.
 func TestF27KeysInLogs(t *testing.T) {
 	seen := make(map[string]string)
 	for _, key := range []string{"/%ff", "/\xff", "/\xfe", "é", "a\nb", "a\x00b", `a\nb`, strings.Repeat("x", 100_000), strings.Repeat("é", 200), ""} {
@@ -279,7 +283,8 @@ func TestF27KeysInLogs(t *testing.T) {
 	}
 }
 
-// Every refusal is an event when someone listens, with the key only if log_key is on; a dry run's has another name.
+// Every refusal is an event when someone listens, with the key only if log_key is on; a dry run's
+// has another name.
 func TestEvent(t *testing.T) {
 	for _, logKey := range []bool{false, true} {
 		l := run(t, &limiter{Listen: true, LogKey: logKey}, quiet)
@@ -309,8 +314,8 @@ func TestEvent(t *testing.T) {
 	}
 }
 
-// A wait that nobody knows is not in the event: no number would be true. One that never ends is, as caddy-ratelimit's subscribers
-// expect a wait.
+// A wait that nobody knows is not in the event: no number would be true. One that never ends is, as
+// caddy-ratelimit's subscribers expect a wait.
 func TestEventWithoutWait(t *testing.T) {
 	l := run(t, &limiter{Listen: true}, quiet)
 	r := httptest.NewRequest("GET", "/", nil)
@@ -333,7 +338,8 @@ type clock struct{ now time.Time }
 func (c *clock) Now() time.Time                       { return c.now }
 func (c *clock) NewTicker(time.Duration) *time.Ticker { return nil }
 
-// A ban is told once, as a line and as an event, with the key only if log_key is on, also when the request has ended.
+// A ban is told once, as a line and as an event, with the key only if log_key is on, also when the
+// request has ended.
 func TestBan(t *testing.T) {
 	for _, logKey := range []bool{false, true} {
 		l := run(t, &limiter{Listen: true, LogKey: logKey}, quiet)
@@ -378,7 +384,8 @@ func TestBan(t *testing.T) {
 	}
 }
 
-// Nobody's ban goes unlogged because of others, unless they make up keys: those are bounded, for each client and in all.
+// Nobody's ban goes unlogged because of others, unless they make up keys: those are bounded, for
+// each client and in all.
 func TestBansAreLogged(t *testing.T) {
 	core, logs := observer.New(zapcore.InfoLevel)
 	now := &clock{time.Unix(1_796_000_000, 0)}

@@ -1,6 +1,7 @@
 package telemetry
 
-// Which refusals and bans are logged. A limiter is attacked by definition, and its log is what ban tools read, so:
+// Which refusals and bans are logged. A limiter is attacked by definition, and its log is what ban
+// tools read, so:
 //
 //   - A key that is refused again and again gets one line per second, the first. The next line of that key
 //     says in `suppressed` how many refusals of its last active second went unlogged.
@@ -10,10 +11,11 @@ package telemetry
 //
 // (Seconds are fixed windows, so around an edge two may come close together.)
 //
-// A cap on the total alone would let the loudest hide all others. Here nobody is hidden by a client with one
-// key or one address, however fast. Only when more than about 4,096 clients are refused within one second do some of
-// them go without a line, and which ones changes: the hash is seeded, and each set of keys begins its second at
-// another moment, so a burst cannot aim at the start of it. What is not logged is still counted by the metrics.
+// A cap on the total alone would let the loudest hide all others. Here nobody is hidden by a client
+// with one key or one address, however fast. Only when more than about 4,096 clients are refused
+// within one second do some of them go without a line, and which ones changes: the hash is seeded,
+// and each set of keys begins its second at another moment, so a burst cannot aim at the start of
+// it. What is not logged is still counted by the metrics.
 
 import (
 	"hash/maphash"
@@ -37,19 +39,21 @@ type sampler struct {
 }
 
 // processSampler serves all handlers, so that the bounds hold for the process and survive reloads.
-// Bans have one of their own: what a client was refused before must not hide the ban that it earned thereby.
+// Bans have one of their own: what a client was refused before must not hide the ban that it earned
+// thereby.
 var processSampler, processBans = newSampler(), newSampler()
 
 func newSampler() *sampler { return &sampler{seed: maphash.MakeSeed()} }
 
-// admit reports whether this refusal is logged, and how many of the key's last active second were not.
-// The client is only asked for when the key is not known already.
+// admit reports whether this refusal is logged, and how many of the key's last active second were
+// not. The client is only asked for when the key is not known already.
 func (s *sampler) admit(zone, key string, client func() string, now time.Duration) (suppressed uint32, ok bool) {
 	hash := bits.RotateLeft64(maphash.String(s.seed, zone), 1) ^ maphash.String(s.seed, key)
 	if s.keys.again(hash, now) {
 		return 0, false
 	}
-	// Before the key takes a slot: or a client with many keys would fill the table with what is not logged.
+	// Before the key takes a slot: or a client with many keys would fill the table with what is not
+	// logged.
 	if nth, _ := s.addresses.visit(s.hashClient(client()), now); nth > perAddress {
 		return 0, false
 	}
@@ -91,8 +95,9 @@ func (t *table) locate(hash uint64, now time.Duration) (set *[ways]atomic.Uint64
 	return &t[i], hash >> (64 - tagBits), uint16((now + phase) / time.Second)
 }
 
-// live reports whether the word's visits belong to this second, or to the next one: a request that read the clock just before
-// the edge may arrive after one that read it just behind, and is no new second.
+// live reports whether the word's visits belong to this second, or to the next one: a request that
+// read the clock just before the edge may arrive after one that read it just behind, and is no new
+// second.
 func live(word uint64, second uint16) bool {
 	age := int16(second - secondOf(word))
 	return visitsOf(word) > 0 && (age == 0 || age == -1)
@@ -110,8 +115,9 @@ func (t *table) again(hash uint64, now time.Duration) bool {
 	return false
 }
 
-// visit counts a visit and returns which one it is in this second, and how many there were in the last second in which
-// there were any. It returns 0 when all slots of the set are taken by others in this second.
+// visit counts a visit and returns which one it is in this second, and how many there were in the
+// last second in which there were any. It returns 0 when all slots of the set are taken by others
+// in this second.
 func (t *table) visit(hash uint64, now time.Duration) (nth, before uint32) {
 	set, tag, second := t.locate(hash, now)
 	for {
@@ -133,7 +139,8 @@ func (t *table) visit(hash uint64, now time.Duration) (nth, before uint32) {
 	}
 }
 
-// choose returns the slot of the tag, else an empty one, else the one that has been quiet longest; nil if none is quiet.
+// choose returns the slot of the tag, else an empty one, else the one that has been quiet longest;
+// nil if none is quiet.
 func choose(set *[ways]atomic.Uint64, tag uint64, second uint16) (slot *atomic.Uint64, word uint64) {
 	var quiet uint16
 	for i := range set {

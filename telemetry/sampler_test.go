@@ -85,7 +85,8 @@ func TestManyKeysOfOneClientHideNobody(t *testing.T) {
 	}
 }
 
-// Even a botnet cannot make more lines than the table has slots, and those it hides are not always the same.
+// Even a botnet cannot make more lines than the table has slots, and those it hides are not always
+// the same.
 func TestBotnetIsBounded(t *testing.T) {
 	s := newSampler()
 	const clients = 40_000
@@ -127,8 +128,8 @@ func TestQuietSlotsAreReused(t *testing.T) {
 	}
 }
 
-// A request that read the clock just before the edge of a second and comes after one that read it just behind
-// starts no second of its own.
+// A request that read the clock just before the edge of a second and comes after one that read it
+// just behind starts no second of its own.
 func TestLateClockReading(t *testing.T) {
 	s := newSampler()
 	s.admit("api", "k", from("192.0.2.1"), 0)

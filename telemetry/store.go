@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Store counts what happens between this instance and the shared store. Its numbers live as long as the process,
-// because connections outlive configs.
+// Store counts what happens between this instance and the shared store. Its numbers live as long as
+// the process, because connections outlive configs.
 type Store struct {
 	up        prometheus.Gauge
 	failures  *prometheus.CounterVec

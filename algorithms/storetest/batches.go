@@ -189,7 +189,8 @@ func oneCounterTwice(s *subject) {
 	}
 }
 
-// equalLimits: two handlers compile the same zone each for itself, and charge one counter, in one batch too.
+// equalLimits: two handlers compile the same zone each for itself, and charge one counter, in one
+// batch too.
 func equalLimits(s *subject) {
 	one, two := s.five("z", 5), s.five("z", 5)
 	for i := range one {

@@ -10,9 +10,10 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// Bench measures one decision through a store: on one key, a thousand and a million, passing and refused, by
-// every algorithm on one key and by the fixed-size ones on many, from as many goroutines as there are processors.
-// newStore must return an empty store on a clock of its own; Bench closes what it returns.
+// Bench measures one decision through a store: on one key, a thousand and a million, passing and
+// refused, by every algorithm on one key and by the fixed-size ones on many, from as many
+// goroutines as there are processors. newStore must return an empty store on a clock of its own;
+// Bench closes what it returns.
 func Bench(b *testing.B, newStore func(b *testing.B) algorithms.Store) {
 	for _, keys := range []int{1, 1_000, 1_000_000} {
 		for _, p := range benchPolicies {
@@ -36,7 +37,8 @@ var benchPolicies = []algorithms.Policy{
 
 func benchOne(b *testing.B, newStore func(b *testing.B) algorithms.Store, keys int, p algorithms.Policy, quota int64) {
 	if p.Quota = quota; quota == 0 {
-		// A quota of 1 that is used up for longer than the benchmark lasts: a counter is read and refuses.
+		// A quota of 1 that is used up for longer than the benchmark lasts: a counter is read and
+		// refuses.
 		p.Quota, p.Window, p.Burst = 1, 24*time.Hour, min(p.Burst, 1)
 	}
 	l, err := algorithms.Compile("bench", p)
@@ -63,7 +65,8 @@ func benchOne(b *testing.B, newStore func(b *testing.B) algorithms.Store, keys i
 	b.RunParallel(func(pb *testing.PB) {
 		charges, out := []algorithms.Charge{{Limit: l, Cost: 1}}, make([]algorithms.Outcome, 1)
 		for i := 0; pb.Next(); i++ {
-			// A stride that is coprime to the counts above: neighbours in time are not neighbours in memory.
+			// A stride that is coprime to the counts above: neighbours in time are not neighbours
+			// in memory.
 			charges[0].Key = names[i*7919%keys]
 			if err := store.Apply(context.Background(), charges, out); err != nil {
 				b.Error(err)

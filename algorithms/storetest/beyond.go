@@ -1,6 +1,7 @@
 package storetest
 
-// What goes beyond counting: queues, which answer with a slot; leases, which are given back; bans, which are asked for.
+// What goes beyond counting: queues, which answer with a slot; leases, which are given back; bans,
+// which are asked for.
 
 import (
 	"context"
@@ -14,7 +15,8 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// queuePolicies have a part that may go at once, a bound in time, a fraction and a coarse tick among them.
+// queuePolicies have a part that may go at once, a bound in time, a fraction and a coarse tick
+// among them.
 var queuePolicies = []algorithms.Policy{
 	{Algorithm: algorithms.LeakyBucket, Quota: 10, Window: time.Second, Burst: 6, Queue: 5},
 	{Algorithm: algorithms.LeakyBucket, Quota: 7, Window: 2 * time.Second, Burst: 20, Queue: 12},
@@ -132,7 +134,8 @@ func queueConstantRate(s *subject) {
 	}
 }
 
-// queueLeaver: only the last slot can be given back, unless those behind it move up; then it is given back by force.
+// queueLeaver: only the last slot can be given back, unless those behind it move up; then it is
+// given back by force.
 func queueLeaver(s *subject) {
 	l := s.queue("z", 5, 0, 0)
 	s.slots(l, 0)
@@ -176,7 +179,8 @@ func queueWhoHasASlot(s *subject) {
 	}
 }
 
-// queueOneSlot: two charges on one counter wait for the slot of their sum, so neither waits longer than max_wait.
+// queueOneSlot: two charges on one counter wait for the slot of their sum, so neither waits longer
+// than max_wait.
 func queueOneSlot(s *subject) {
 	l := s.queue("z", 5, 0, 200*time.Millisecond)
 	c := algorithms.Charge{Key: "k", Limit: l, Cost: 1}
@@ -188,7 +192,8 @@ func queueOneSlot(s *subject) {
 	s.refused(l, "k", 1, 200*time.Millisecond)
 }
 
-// queueReload: a meter that becomes a queue is the same counter, and so is a queue with another rate.
+// queueReload: a meter that becomes a queue is the same counter, and so is a queue with another
+// rate.
 func queueReload(s *subject) {
 	meter := s.limit("z", algorithms.Policy{Algorithm: algorithms.LeakyBucket, Quota: 10, Window: time.Second, Burst: 6})
 	faster := s.limit("z", algorithms.Policy{Algorithm: algorithms.LeakyBucket, Quota: 20, Window: time.Second, Burst: 6, Queue: 5})
@@ -282,7 +287,8 @@ func leaseOneEach(s *subject) {
 	s.giveBack(l, marks[0], 3)
 }
 
-// leaseExpires: who is silent for the lease time is no longer in flight, to the microsecond, and gives nothing back.
+// leaseExpires: who is silent for the lease time is no longer in flight, to the microsecond, and
+// gives nothing back.
 func leaseExpires(s *subject) {
 	l := s.leases("z", 2)
 	first := s.take(l, "k", 1).Mark
@@ -442,7 +448,8 @@ func banRefusesAll(s *subject) {
 	}
 }
 
-// checkTakesNothing: a check of any limit refuses what a peek would only tell, and takes no more than that.
+// checkTakesNothing: a check of any limit refuses what a peek would only tell, and takes no more
+// than that.
 func checkTakesNothing(s *subject) {
 	for _, l := range append(s.five("z", 5), s.queue("queue", 4, 0, 0), s.leases("z", 5)) {
 		s.take(l, "k", 3)

@@ -78,7 +78,8 @@ func newKey(s *subject) {
 	}
 }
 
-// neverAboveTheBound: offered far more than the limit while time passes, exactly what one client alone would get.
+// neverAboveTheBound: offered far more than the limit while time passes, exactly what one client
+// alone would get.
 func neverAboveTheBound(s *subject) {
 	for _, l := range s.five("z", 5) {
 		p := l.Policy
@@ -101,7 +102,8 @@ func neverAboveTheBound(s *subject) {
 	}
 }
 
-// batchesInAnyOrder: the same counters, named in every order, must not wait for each other for ever.
+// batchesInAnyOrder: the same counters, named in every order, must not wait for each other for
+// ever.
 func batchesInAnyOrder(s *subject) {
 	limits := s.five("z", 1_000_000)
 	s.storm(16, 100, func(g, i int) []algorithms.Charge {

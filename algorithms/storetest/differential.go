@@ -1,7 +1,8 @@
 package storetest
 
-// Random batches, decided by a store and by the reference, with the moments chosen where errors live:
-// at a wait's end and one microsecond beside it, at window edges, and after steps of the clock.
+// Random batches, decided by a store and by the reference, with the moments chosen where errors
+// live: at a wait's end and one microsecond beside it, at window edges, and after steps of the
+// clock.
 
 import (
 	"context"
@@ -14,8 +15,9 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// Differential applies n random batches to store and to a [Reference] on the same clock and fails on the first
-// answer that differs. The store must be empty. A failure names the seed that repeats it.
+// Differential applies n random batches to store and to a [Reference] on the same clock and fails
+// on the first answer that differs. The store must be empty. A failure names the seed that repeats
+// it.
 func Differential(t testing.TB, store algorithms.Store, clock *Clock, n int, seed uint64) {
 	t.Helper()
 	w := newWalk(t, clock, seed)
@@ -51,7 +53,8 @@ func describe(c algorithms.Charge, o algorithms.Outcome) string {
 type walk struct {
 	*rand.Rand
 	clock *Clock
-	// limits[g] are the limits of configuration g: the same zones with other quotas, as before and after a reload.
+	// limits[g] are the limits of configuration g: the same zones with other quotas, as before and
+	// after a reload.
 	limits [2][]*algorithms.Limit
 	config int
 	round  int
@@ -189,7 +192,8 @@ func (w *walk) charge(l *algorithms.Limit) algorithms.Charge {
 	return c
 }
 
-// taken is a refund of what an earlier request took from this limit's space, more likely one that still stands.
+// taken is a refund of what an earlier request took from this limit's space, more likely one that
+// still stands.
 func (w *walk) taken(l *algorithms.Limit) (algorithms.Charge, bool) {
 	for _, c := range slices.Backward(w.marks) {
 		if c.Limit.Space == l.Space && w.IntN(3) > 0 {

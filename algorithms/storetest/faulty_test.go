@@ -1,6 +1,7 @@
 package storetest
 
-// Is the suite able to fail? Every fault that a store might have is built into one here, and Run must find it.
+// Is the suite able to fail? Every fault that a store might have is built into one here, and Run
+// must find it.
 
 import (
 	"context"
@@ -155,7 +156,8 @@ func (f *faulty) spoil(c *algorithms.Charge) {
 
 const faultVariable = "STORETEST_FAULT"
 
-// TestFaulty is run by TestRunFindsFaults, in a process of its own, with the fault in the environment.
+// TestFaulty is run by TestRunFindsFaults, in a process of its own, with the fault in the
+// environment.
 func TestFaulty(t *testing.T) {
 	fault := os.Getenv(faultVariable)
 	if fault == "" {

@@ -119,7 +119,8 @@ func costAboveBurst(s *subject) {
 	}
 }
 
-// oneZoneOneCounter: a name, an algorithm, a window and a key make a counter; no joining of them makes another's.
+// oneZoneOneCounter: a name, an algorithm, a window and a key make a counter; no joining of them
+// makes another's.
 func oneZoneOneCounter(s *subject) {
 	p := algorithms.Policy{Algorithm: algorithms.FixedWindow, Quota: 5, Window: time.Second}
 	pairs := []struct{ zone, key string }{{"a", "bc"}, {"ab", "c"}, {"abc", ""}, {"a.b", "c"}, {"a", "b.c"}, {"a", ":bc"}}

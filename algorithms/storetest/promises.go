@@ -131,7 +131,8 @@ func costZeroTakesNothing(s *subject) {
 	})
 }
 
-// clockSteps: a step back of up to a window grants nothing twice, a larger one locks nothing for long.
+// clockSteps: a step back of up to a window grants nothing twice, a larger one locks nothing for
+// long.
 func clockSteps(s *subject) {
 	s.each(func(s *subject, l *algorithms.Limit) {
 		s.take(l, "k", l.Capacity)
@@ -199,7 +200,8 @@ func changedWindow(s *subject) {
 		p.Window *= 2
 		s.left(s.limit("z", p), "k", 5)
 	}
-	// The algorithm is part of a counter's identity too: none of the five above met what another had used.
+	// The algorithm is part of a counter's identity too: none of the five above met what another
+	// had used.
 }
 
 // noDrift: saturated, each by the wait that was promised, exactly the quota passes in every window.

@@ -8,8 +8,8 @@ import (
 	"github.com/caddy-sluice/sluice/algorithms"
 )
 
-// Reference is the simplest store that is right: a map, a mutex and [algorithms.Decide]. It forgets nothing,
-// so it is no store to serve with; it is what others are compared with.
+// Reference is the simplest store that is right: a map, a mutex and [algorithms.Decide]. It forgets
+// nothing, so it is no store to serve with; it is what others are compared with.
 type Reference struct {
 	clock func() int64
 

@@ -18,7 +18,8 @@ func TestReferenceDifferential(t *testing.T) {
 	}
 }
 
-// The random walk meets each kind of answer often: a store that got one of them wrong would be found.
+// The random walk meets each kind of answer often: a store that got one of them wrong would be
+// found.
 func TestWalkMeetsEverything(t *testing.T) {
 	clock := NewClock()
 	w, store := newWalk(t, clock, 1), NewReference(clock.Now)
@@ -139,8 +140,8 @@ func BenchmarkReference(b *testing.B) {
 	})
 }
 
-// Every algorithm is in the walk that holds each store against the reference, the script among them, and in the suite of
-// promises, unless it has a suite of its own.
+// Every algorithm is in the walk that holds each store against the reference, the script among
+// them, and in the suite of promises, unless it has a suite of its own.
 func TestEveryAlgorithmIsWalked(t *testing.T) {
 	walked, promised := map[algorithms.Algorithm]bool{}, map[algorithms.Algorithm]bool{algorithms.Concurrency: true}
 	for _, p := range walkPolicies {

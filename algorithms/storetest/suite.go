@@ -17,8 +17,9 @@ type group struct {
 	policies []algorithms.Policy
 }
 
-// Run holds a store to every promise that can be seen through [algorithms.Store]. newStore must return an
-// empty store that takes its time from clock; it is called once per test, and Run closes what it returns.
+// Run holds a store to every promise that can be seen through [algorithms.Store]. newStore must
+// return an empty store that takes its time from clock; it is called once per test, and Run closes
+// what it returns.
 func Run(t *testing.T, newStore func(t *testing.T, clock *Clock) algorithms.Store) {
 	groups := []group{
 		{"promise", promiseCases, policies},
@@ -64,7 +65,8 @@ type subject struct {
 	policies []algorithms.Policy
 }
 
-// policies are one or two of each kind, with a coarse tick, a fraction and large numbers among them.
+// policies are one or two of each kind, with a coarse tick, a fraction and large numbers among
+// them.
 var policies = []algorithms.Policy{
 	{Algorithm: algorithms.FixedWindow, Quota: 5, Window: time.Minute},
 	{Algorithm: algorithms.SlidingLog, Quota: 3, Window: 10 * time.Second},
@@ -175,7 +177,8 @@ func (s *subject) left(l *algorithms.Limit, key string, want int64) {
 	}
 }
 
-// each runs body for one limit of every kind, each in a zone of its own and a little after the start of a window.
+// each runs body for one limit of every kind, each in a zone of its own and a little after the
+// start of a window.
 func (s *subject) each(body func(s *subject, l *algorithms.Limit)) {
 	for i, p := range s.policies {
 		s.Run(p.Algorithm.String()+"_"+p.Window.String(), func(t *testing.T) {

@@ -1,16 +1,17 @@
 package storetest
 
-// Traces: requests with their right answers, one a line, for people first. The same files are read by every
-// store's tests and, through the Reference, by those of the pure decision. The form:
+// Traces: requests with their right answers, one a line, for people first. The same files are read
+// by every store's tests and, through the Reference, by those of the pure decision. The form:
 //
 //	limit <zone> <algorithm> <quota>/<window> [burst <n>] [queue <n>] [max_wait <wait>]
 //	                                                           a later line for the same zone is a reload
 //	<time> <zone> <key> <cost> [option...] [; ...] -> <answer> [; ...]
 //
-// A time counts from the start of the trace, a whole number of days since the epoch; it may step back.
-// Options: peek, check, force, dry, held <n>, as <name> (remember what was taken), of <name> (give it back).
-// An answer is "ok <remaining>", with "delay <wait>" unless it is 0, or "no <remaining> retry <wait>"; then, if it is to be
-// checked, "next <wait>". A wait is a Go duration, never or unknown. Empty lines and what follows a # are skipped.
+// A time counts from the start of the trace, a whole number of days since the epoch; it may step
+// back. Options: peek, check, force, dry, held <n>, as <name> (remember what was taken), of <name>
+// (give it back). An answer is "ok <remaining>", with "delay <wait>" unless it is 0, or "no
+// <remaining> retry <wait>"; then, if it is to be checked, "next <wait>". A wait is a Go duration,
+// never or unknown. Empty lines and what follows a # are skipped.
 
 import (
 	"context"

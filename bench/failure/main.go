@@ -1,5 +1,6 @@
-// Command failure shows what a failing Redis costs: 1,000 decisions a second, asked at fixed moments however long the
-// answers take, while Redis is stopped, killed or slowed and comes back. Run it with `make bench-failure`.
+// Command failure shows what a failing Redis costs: 1,000 decisions a second, asked at fixed
+// moments however long the answers take, while Redis is stopped, killed or slowed and comes back.
+// Run it with `make bench-failure`.
 package main
 
 import (

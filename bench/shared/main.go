@@ -1,8 +1,10 @@
-// Command shared compares decisions in Redis: this module's store with the clients and limiters that others use.
-// It starts a redis-server of its own on a free loopback port. Run it with `make bench-redis`.
+// Command shared compares decisions in Redis: this module's store with the clients and limiters
+// that others use. It starts a redis-server of its own on a free loopback port. Run it with `make
+// bench-redis`.
 //
-// All subjects decide on the same 10,000 keys with a limit that is never reached, in rounds that take turns, so that a
-// drift of the machine's speed meets all of them. What counts is the ratio within a run.
+// All subjects decide on the same 10,000 keys with a limit that is never reached, in rounds that
+// take turns, so that a drift of the machine's speed meets all of them. What counts is the ratio
+// within a run.
 package main
 
 import (
@@ -106,7 +108,8 @@ func measure(info *redis.Client, s subject, callers int, length time.Duration) r
 	}
 }
 
-// run lets callers decide one after the other, each on its own, and returns how long each decision took.
+// run lets callers decide one after the other, each on its own, and returns how long each decision
+// took.
 func run(s subject, callers int, length time.Duration) (took []time.Duration) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -154,7 +157,8 @@ func clientCPU() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// print writes a table: medians over the rounds, and the median of the ratios to redis_rate in the same round.
+// print writes a table: medians over the rounds, and the median of the ratios to redis_rate in the
+// same round.
 func print(subjects []subject, results map[string][]result) {
 	fmt.Println("| | callers | decisions/s | to redis_rate | p50 µs | p99 µs | client CPU µs | Redis CPU µs |")
 	fmt.Println("|---|---|---|---|---|---|---|---|")

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// Certificate makes a self-signed one for a name, and for an address that no test connects to, and returns the
-// files and a pool that trusts it.
+// Certificate makes a self-signed one for a name, and for an address that no test connects to, and
+// returns the files and a pool that trusts it.
 func Certificate(t testing.TB, name string) (cert, key string, pool *x509.CertPool) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

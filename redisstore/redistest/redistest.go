@@ -1,6 +1,6 @@
-// Package redistest starts real Redis servers for tests, on free loopback ports and in temporary directories.
-// A missing redis-server fails the test: an imitation would hide what matters, such as how the real one turns numbers
-// into text.
+// Package redistest starts real Redis servers for tests, on free loopback ports and in temporary
+// directories. A missing redis-server fails the test: an imitation would hide what matters, such as
+// how the real one turns numbers into text.
 package redistest
 
 import (
@@ -66,9 +66,9 @@ func start(t testing.TB, kind string, dial redis.Options, args ...string) *Serve
 // given are the ports that this process was told are free, some of which are meant to stay so.
 var given sync.Map
 
-// FreePort returns a loopback port that is free for TCP and UDP. It is below those that the system gives to outgoing
-// connections, or one of them could take it before its server listens, and a random one, since tests run in several processes.
-// No port is given twice.
+// FreePort returns a loopback port that is free for TCP and UDP. It is below those that the system
+// gives to outgoing connections, or one of them could take it before its server listens, and a
+// random one, since tests run in several processes. No port is given twice.
 func FreePort(t testing.TB) string {
 	t.Helper()
 	for range 1000 {
@@ -214,8 +214,8 @@ func (s *Server) CPU() time.Duration {
 	return total
 }
 
-// StartSentinel runs a sentinel that watches master under the given name and fails over as fast as it may without taking a busy
-// machine for a dead master.
+// StartSentinel runs a sentinel that watches master under the given name and fails over as fast as
+// it may without taking a busy machine for a dead master.
 func StartSentinel(t testing.TB, name string, master *Server) *Server {
 	t.Helper()
 	s := start(t, "redis-sentinel", redis.Options{}, "{dir}/sentinel.conf",

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// DocumentedUser is the command that makes the user "limiter" with password "word" and the rights that a guide names for some
-// places, in lines such as "- every server: `+get …`".
+// DocumentedUser is the command that makes the user "limiter" with password "word" and the rights
+// that a guide names for some places, in lines such as "- every server: `+get …`".
 func DocumentedUser(t testing.TB, guide string, places ...string) []any {
 	t.Helper()
 	text, err := os.ReadFile(guide)
