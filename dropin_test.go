@@ -248,3 +248,17 @@ func TestTwoUnnamedHandlersHaveTwoCounters(t *testing.T) {
 		s.refused(path)
 	}
 }
+
+func TestDefectMaxEventsZero(t *testing.T) {
+	s := serve(t, eventsZone(0, "1h"))
+	for range 2 {
+		if a := s.refused("/"); s.wait(a) != -1 || a.left("z") != 0 {
+			t.Error(a.Header)
+		}
+	}
+	if err := s.loadJSON([]byte(`{"apps":{"http":{"servers":{"s":{"listen":[":80"],"routes":[{"handle":[
+		{"handler":"rate_limit","rate_limits":{"z":{"max_events":0,"window":"1h"}}}]}]}}}}}`)); err != nil {
+		t.Fatal(err)
+	}
+	s.refused("/")
+}

@@ -4,8 +4,12 @@ package sluice_test
 
 import (
 	"fmt"
+	"math"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -449,5 +453,109 @@ func TestTwoHandlersTellOnce(t *testing.T) {
 	a := s.get("/")
 	if got := a.Header["Ratelimit"]; len(got) != 1 || !strings.HasPrefix(got[0], `"z";r=8`) {
 		t.Errorf("RateLimit %q, want one item with r=8", got)
+	}
+}
+
+// Same key, same limit: still two counters, unless the zone has the same name.
+func TestF21Scope(t *testing.T) {
+	t.Run("two zones", func(t *testing.T) {
+		s := serve(t, ":80 {\n rate_limit {\n zone a 5/1h\n zone b 5/1h {\n match {\n path /b\n }\n }\n }\n respond ok\n}")
+		s.pass(2, "/")
+		if a := s.get("/b"); a.left("a") != 2 || a.left("b") != 4 {
+			t.Error(a.Header)
+		}
+	})
+	t.Run("two routes", func(t *testing.T) {
+		s := serve(t, ":80 {\n handle /a {\n rate_limit 1/1h\n respond ok\n }\n handle /b {\n rate_limit 1/1h\n respond ok\n }\n}")
+		s.pass(1, "/a")
+		s.pass(1, "/b")
+		s.refused("/a")
+		s.refused("/b")
+	})
+	t.Run("two sites", func(t *testing.T) {
+		s := serve(t, "http://a.test {\n rate_limit 1/1h\n respond ok\n}\nhttp://b.test {\n rate_limit 1/1h\n respond ok\n}")
+		s.pass(1, "/", "Host", "a.test")
+		s.pass(1, "/", "Host", "b.test")
+		s.refused("/", "Host", "a.test")
+		s.refused("/", "Host", "b.test")
+	})
+	t.Run("two sites, one name", func(t *testing.T) {
+		site := " {\n rate_limit {\n zone one 2/1h\n }\n respond ok\n}\n"
+		s := serve(t, "http://a.test"+site+"http://b.test"+site+":81"+site)
+		s.pass(1, "/", "Host", "a.test")
+		s.pass(1, "/", "Host", "b.test")
+		s.refused("/", "Host", "a.test")
+		resp, _ := get(t, s.client, "http://"+s.address("81"))
+		if resp.StatusCode != 429 {
+			t.Error("the site at another port does not share the zone:", resp.Status)
+		}
+	})
+}
+
+// A request that goes through a handler again, or to several upstreams, is one request.
+func TestF29CountedOnce(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"index.html", "error.html"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const named = "&(limited) {\n rate_limit {\n zone once 100/1h\n }\n}\n"
+	const limit = "rate_limit {\n zone once 100/1h\n }\n"
+	for name, config := range map[string]string{
+		"rewrite":           ":80 {\n " + limit + " rewrite * /other\n handle /other {\n uri replace other again\n respond ok\n }\n}",
+		"try_files":         ":80 {\n root " + dir + "\n " + limit + " try_files {path} /nothing /index.html\n file_server\n}",
+		"handle_errors":     named + ":80 {\n route {\n invoke limited\n error 404\n }\n handle_errors {\n invoke limited\n rewrite * /error.html\n root " + dir + "\n file_server {\n status 200\n }\n }\n}",
+		"invoke twice":      named + ":80 {\n route {\n invoke limited\n invoke limited\n invoke limited\n respond ok\n }\n}",
+		"handle_response":   named + ":80 {\n route {\n invoke limited\n reverse_proxy 127.0.0.1:81 {\n @gone status 410\n handle_response @gone {\n invoke limited\n respond ok\n }\n }\n }\n}\n:81 {\n respond 410\n}",
+		"intercept":         named + ":80 {\n route {\n invoke limited\n intercept {\n @gone status 410\n handle_response @gone {\n invoke limited\n respond ok 200\n }\n }\n respond 410\n }\n}",
+		"retries":           ":80 {\n " + limit + " reverse_proxy 127.0.0.1:1 127.0.0.1:81 {\n lb_policy round_robin\n lb_try_duration 5s\n lb_try_interval 1ms\n }\n}\n:81 {\n respond ok\n}",
+		"internal redirect": ":80 {\n " + limit + " route {\n reverse_proxy 127.0.0.1:81 {\n @accel header X-Accel-Redirect *\n handle_response @accel {\n rewrite * {rp.header.X-Accel-Redirect}\n root " + dir + "\n file_server\n }\n }\n }\n}\n:81 {\n header X-Accel-Redirect /index.html\n respond ok\n}",
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := serve(t, config)
+			for i := range 3 {
+				a := s.get("/")
+				if a.StatusCode != 200 || a.left("once") != 99-i || len(a.Header["Ratelimit"]) != 1 {
+					t.Fatalf("request %d: %d, RateLimit %q", i+1, a.StatusCode, a.Header["Ratelimit"])
+				}
+			}
+		})
+	}
+}
+
+// The upstream is dead for good: the retries of one request are one request, too.
+func TestF29DeadUpstream(t *testing.T) {
+	s := serve(t, ":80 {\n rate_limit {\n zone once 100/1h\n }\n reverse_proxy 127.0.0.1:1 {\n lb_try_duration 60ms\n lb_try_interval 5ms\n }\n}")
+	for i := range 2 {
+		if a := s.get("/"); a.StatusCode != 502 || a.left("once") != 99-i {
+			t.Errorf("%d %v", a.StatusCode, a.Header)
+		}
+	}
+}
+
+// An upstream outside of Caddy, to see what it is sent.
+func upstream(t testing.TB, h http.HandlerFunc) (dial string) {
+	srv := httptest.NewServer(h)
+	t.Cleanup(srv.Close)
+	return strings.TrimPrefix(srv.URL, "http://")
+}
+
+func TestDefectMemoryForAllEvents(t *testing.T) {
+	s := serve(t, eventsZone(1_000_000, "1h", "key {header.X-Key}"))
+	s.pass(5, "/", "X-Key", "warm")
+	const keys = 50
+	perKey := uint64(math.MaxUint64)
+	for try := range 3 { // the least, since what other tests left behind may allocate meanwhile
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for i := range keys {
+			s.pass(1, "/", "X-Key", fmt.Sprint(try, i))
+		}
+		runtime.ReadMemStats(&after)
+		perKey = min(perKey, (after.TotalAlloc-before.TotalAlloc)/keys)
+	}
+	if perKey > 100_000 { // the whole exchange, of both sides
+		t.Errorf("%d bytes were allocated per key", perKey)
 	}
 }

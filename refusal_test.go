@@ -125,3 +125,52 @@ func TestUnknownWritersStay(t *testing.T) {
 		t.Error("the last writer was left out")
 	}
 }
+
+// The refused request itself comes back through the error route that answers it.
+func TestF29RefusedWithinErrorRoute(t *testing.T) {
+	s := serve(t, `
+&(limited) {
+	rate_limit {
+		zone once 1/1h
+	}
+}
+:80 {
+	route {
+		invoke limited
+		respond ok
+	}
+	handle_errors {
+		invoke limited
+		respond "sorry: {err.status_code}"
+	}
+}`)
+	s.pass(1, "/")
+	if a := s.refused("/"); a.body != "sorry: 429" || s.wait(a) < 3500 || len(a.Header["Ratelimit"]) != 1 {
+		t.Errorf("%q %v", a.body, a.Header)
+	}
+}
+
+func TestDefectWithinHandleErrors(t *testing.T) {
+	s := serve(t, `
+:80 {
+	error 404
+	handle_errors {
+		rate_limit {
+			zone errors {
+				events 2
+				window 1h
+			}
+		}
+		respond "not found" 404
+	}
+}`)
+	for range 2 {
+		if a := s.get("/"); a.StatusCode != 404 || a.body != "not found" {
+			t.Fatal(a.StatusCode, a.body)
+		}
+	}
+	a := s.refused("/")
+	if s.wait(a) < 3500 || !strings.Contains(a.body, "quota-exceeded") || a.Header.Get("Content-Type") != "application/problem+json" {
+		t.Error(a.Header, a.body)
+	}
+}

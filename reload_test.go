@@ -351,3 +351,62 @@ func TestChangedPlaceStartsAfresh(t *testing.T) {
 		}
 	}
 }
+
+// events is a site with one zone in the older spelling.
+func eventsZone(events int, window string, more ...string) string {
+	return fmt.Sprintf(":80 {\n rate_limit {\n zone z {\n events %d\n window %s\n %s\n }\n }\n respond ok\n}", events, window, strings.Join(more, "\n"))
+}
+
+func TestDefectRejectedReload(t *testing.T) {
+	s := serve(t, eventsZone(3, "1h"))
+	s.pass(1, "/")
+	for range 3 {
+		if err := s.load(eventsZone(100, "1h") + "\n:81 {\n reverse_proxy {\n transport none\n }\n}"); err == nil {
+			t.Fatal("the config is not rejected")
+		}
+		adapted := `{"apps":{"http":{"servers":{"s":{"listen":[":80"],"routes":[{"handle":[
+			{"handler":"rate_limit","rate_limits":{"z":{"max_events":100,"window":"1h"}}},{"handler":"none"}]}]}}}}}`
+		if err := s.loadJSON([]byte(adapted)); err == nil {
+			t.Fatal("the config is not rejected")
+		}
+	}
+	s.pass(2, "/")
+	s.refused("/")
+	// The live zone is not orphaned: the next config counts on.
+	s.mustLoad(eventsZone(4, "1h"))
+	s.pass(1, "/")
+	s.refused("/")
+}
+
+func TestDefectRaisedEventsGiveCapacity(t *testing.T) {
+	s := serve(t, eventsZone(2, "1h"))
+	s.pass(2, "/")
+	s.refused("/")
+	s.mustLoad(eventsZone(4, "1h"))
+	s.pass(2, "/")
+	s.refused("/")
+}
+
+func TestDefectNegativeInterval(t *testing.T) {
+	s := serve(t, eventsZone(1, "1h"))
+	for _, bad := range []string{
+		strings.Replace(eventsZone(1, "1h"), "rate_limit {", "rate_limit {\n sweep_interval -1s", 1),
+		eventsZone(1, "-1h"),
+	} {
+		if err := s.load(bad); err == nil {
+			t.Errorf("loads: %s", bad)
+		}
+	}
+	for _, field := range []string{`"sweep_interval":-1`, `"sweep_interval":"-5s"`, `"distributed":{"read_interval":"-1s"}`} {
+		config := `{"apps":{"http":{"servers":{"s":{"listen":[":80"],"routes":[{"handle":[
+			{"handler":"rate_limit","rate_limits":{"z":{"max_events":1,"window":"1h"}},` + field + `}]}]}}}}}`
+		if !json.Valid([]byte(config)) {
+			t.Fatal(config)
+		}
+		if err := s.loadJSON([]byte(config)); err == nil {
+			t.Errorf("loads: %s", field)
+		}
+	}
+	s.pass(1, "/")
+	s.refused("/")
+}

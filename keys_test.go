@@ -5,7 +5,9 @@ package sluice_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -13,6 +15,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-sluice/sluice/redisstore/redistest"
 )
@@ -266,4 +271,233 @@ func TestH05OnePathOneCounter(t *testing.T) {
 	s.refused("/%62ig.txt")
 	s.mustLoad(":80 {\n rate_limit {path} 3/1h {\n raw_path\n }\n respond ok\n}")
 	s.pass(1, "/x/../big.txt")
+}
+
+// proxied is a config in which tests say who the client is, as a trusted proxy does.
+const proxied = `
+{
+	servers {
+		trusted_proxies static 127.0.0.0/8
+	}
+}
+`
+
+func TestF24AddressForms(t *testing.T) {
+	s := serve(t, proxied+":80 {\n rate_limit 1/1h\n respond ok\n}")
+	for _, same := range [][]string{
+		{"1.2.3.4", "::ffff:1.2.3.4", "::ffff:102:304"},
+		{"2001:db8::1", "2001:db8::2", "2001:0DB8:0:0:ffff::9", "2001:db8::1%eth0"},
+		{"2001:db8:0:1::1", "2001:db8:0:1:8000::"},
+		{"1.2.3.5"},
+	} {
+		for i, ip := range same {
+			if a := s.get("/", "X-Forwarded-For", ip); (a.StatusCode == 200) != (i == 0) {
+				t.Errorf("%s of %q: %d", ip, same, a.StatusCode)
+			}
+		}
+	}
+}
+
+func TestF25WhoTheClientIs(t *testing.T) {
+	const site = ":80 {\n rate_limit {\n zone z 1/1h\n log_key\n }\n respond ok\n}"
+	t.Run("untrusted peer", func(t *testing.T) {
+		s := serve(t, site)
+		s.pass(1, "/", "X-Forwarded-For", "1.1.1.1, 2.2.2.2")
+		s.refused("/", "X-Forwarded-For", "3.3.3.3")
+		if lines := logged(t, "rate limit exceeded"); len(lines) != 1 || lines[0]["key"] != "127.0.0.1" {
+			t.Error(lines)
+		}
+	})
+	for globals, want := range map[string]string{
+		"trusted_proxies static 127.0.0.0/8":                               "1.1.1.1",
+		"trusted_proxies static 127.0.0.0/8\n trusted_proxies_strict":      "2.2.2.2",
+		"trusted_proxies static 127.0.0.0/8\n client_ip_headers X-Real-Ip": "4.4.4.4",
+	} {
+		t.Run(want, func(t *testing.T) {
+			s := serve(t, "{\n servers {\n "+globals+"\n }\n}\n"+site)
+			s.pass(1, "/", "X-Forwarded-For", "1.1.1.1, 2.2.2.2", "X-Real-Ip", "4.4.4.4")
+			s.refused("/", "X-Forwarded-For", "1.1.1.1, 2.2.2.2", "X-Real-Ip", "4.4.4.4")
+			s.pass(1, "/", "X-Forwarded-For", "3.3.3.3", "X-Real-Ip", "3.3.3.3")
+			lines := logged(t, "rate limit exceeded")
+			if len(lines) != 1 || lines[0]["key"] != want || lines[0]["remote_ip"] != "127.0.0.1" || lines[0]["client_ip"] != want {
+				t.Error(lines)
+			}
+		})
+	}
+}
+
+func TestF26HeaderValues(t *testing.T) {
+	s := serve(t, ":80 {\n rate_limit {header.X-API-Key} 1/1h\n respond ok\n}")
+	s.pass(1, "/", "X-API-Key", "a")
+	s.refused("/", "x-aPi-kEy", "a")
+	s.pass(1, "/", "X-Api-Key", "A")                   // values are compared as they are
+	s.refused("/", "X-Api-Key", "a", "X-Api-Key", "b") // each value is charged, whichever the backend reads
+	s.pass(1, "/", "X-Api-Key", "c", "x-api-key", "b")
+	s.refused("/", "X-Api-Key", "b")
+	// Absent and empty are the same: both fall back to the address.
+	s.pass(1, "/")
+	s.refused("/", "X-Api-Key", "")
+	// And no value that a client sends is another client's fallback.
+	s.pass(1, "/", "X-Api-Key", "127.0.0.1")
+}
+
+func TestF27OddBytes(t *testing.T) {
+	s := serve(t, `
+{
+	servers {
+		max_header_size 1MB
+	}
+}
+:80 {
+	log
+	rate_limit {
+		zone path 1/1h {
+			key {path} {cookie.session} {query.q} {header.X-Odd}
+		}
+		log_key
+		headers ietf draft6 x
+	}
+	respond {http.rate_limit.path.remaining}
+}`)
+	query := "/?" + strings.Repeat("q=1&", 10_000)
+	for _, request := range [][]string{
+		{"/%ff"}, {"/%00"}, {"/%ff%fe", "Cookie", "session=\xff\xfe"}, {"/", "X-Odd", "\xff\x80"}, {"/?q=%ff"}, {query},
+	} {
+		s.pass(1, request[0], request[1:]...)
+		a := s.refused(request[0], request[1:]...)
+		s.wait(a)
+		for name, values := range a.Header {
+			for _, v := range values {
+				if strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r > '~' }) {
+					t.Errorf("%q: header %s: %q", request, name, v)
+				}
+			}
+		}
+	}
+	if n := len(logged(t, "rate limit exceeded")); n != 6 {
+		t.Errorf("%d log lines of 6", n)
+	}
+	checkMetrics(t, s.metrics())
+}
+
+func TestF28WildcardSite(t *testing.T) {
+	s := serve(t, "http://*.example.test {\n rate_limit {\n zone all 2/1h\n zone each 1/1h {\n key {host} {client_ip}\n }\n }\n respond ok\n}")
+	s.pass(1, "/", "Host", "a.example.test")
+	s.pass(1, "/", "Host", "b.example.test")
+	if a := s.refused("/", "Host", "c.example.test"); a.left("all") != 0 || a.left("each") != 1 {
+		t.Error("one zone and key over all hosts:", a.Header)
+	}
+	if a := s.refused("/", "Host", "A.Example.Test"); a.left("each") != 0 {
+		t.Error("a host name in other letters is another counter:", a.Header)
+	}
+}
+
+// Clients from several real addresses of this machine.
+func TestClientsAreToldApart(t *testing.T) {
+	s := serve(t, ":80 {\n rate_limit 1/1h\n respond ok\n}")
+	for i := 1; i <= 3; i++ {
+		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(i))}}
+		client := &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true}}
+		for j, want := range []int{200, 429} {
+			if resp, _ := get(t, client, "http://"+s.addr()); resp.StatusCode != want {
+				t.Errorf("client %d, request %d: %s", i, j, resp.Status)
+			}
+		}
+	}
+}
+
+func TestDefectKeyIsNotUTF8(t *testing.T) {
+	s := serve(t, eventsZone(1, "1h", "key {path}"))
+	s.pass(1, "/%ff")
+	s.refused("/%ff")
+	s.pass(1, "/%c3%bf")
+	checkMetrics(t, s.metrics())
+}
+
+func TestDefectUnknownPlaceholder(t *testing.T) {
+	t.Run("nobody sets it", func(t *testing.T) {
+		s := serve(t, proxied+eventsZone(1, "1h", "key {vars.set_by_nobody}"))
+		s.pass(1, "/", "X-Forwarded-For", "192.0.2.1") // not one counter for everyone
+		s.pass(1, "/", "X-Forwarded-For", "192.0.2.2")
+		s.refused("/", "X-Forwarded-For", "192.0.2.1")
+	})
+	// In the older spelling a config with a wrong name must load: it is taken for what was meant,
+	// with a warning.
+	t.Run("mistaken name", func(t *testing.T) {
+		s := serve(t, strings.Replace(eventsZone(1, "1h", "key {http.request.remote_host}"), "rate_limit {", "rate_limit {\n log_key", 1))
+		s.pass(1, "/")
+		s.refused("/")
+		if lines := logged(t, "rate limit exceeded"); len(lines) != 1 || lines[0]["key"] != "127.0.0.1" {
+			t.Error(lines)
+		}
+		if !strings.Contains(processLog.String(), "placeholder {http.request.remote_host} is not one of Caddy's") {
+			t.Error("no warning at load")
+		}
+	})
+	for _, key := range []string{"{http.request.remote_host}", "{client_pi}", "{http.request.headr.X-Key}"} {
+		if _, err := adapt(":80 {\n rate_limit {\n zone z 1/1h {\n key " + key + "\n }\n }\n}"); err == nil || !strings.Contains(err.Error(), "Caddyfile:4") {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+}
+
+// early is a request in HTTP/3 early data: the handshake is not complete, so nobody knows yet who
+// sends it.
+func early(t testing.TB, srv *caddyhttp.Server, header ...string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "https://a.test/", nil)
+	r.RemoteAddr, r.TLS = "192.0.2.1:1234", &tls.ConnectionState{Version: tls.VersionTLS13}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	return caddyhttp.PrepareRequest(r, caddy.NewReplacer(), httptest.NewRecorder(), srv)
+}
+
+func TestDefectEarlyDataSharesOneBucket(t *testing.T) {
+	for _, test := range []struct {
+		key    string
+		header []string
+		want   int
+	}{
+		{"{client_ip}", nil, 425},
+		{"{remote_host}", nil, 425},
+		{"{http.request.remote}", nil, 425},
+		{"{host} {client_ip}", nil, 425},
+		{"{header.X-Key}", []string{"X-Key", "a"}, 425}, // H03: a copy would charge the client once more
+		{"{header.X-Key}", nil, 425},                    // falls back to the address
+		{"everyone", nil, 425},
+	} {
+		t.Run(test.key+strings.Join(test.header, ""), func(t *testing.T) {
+			serve(t, ":80 {\n rate_limit {\n zone z 1/1h {\n key "+test.key+"\n }\n }\n respond ok\n}")
+			h, srv := handler(t, 0)
+			reached := false
+			next := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { reached = true; return nil })
+			w := httptest.NewRecorder()
+			err := h.ServeHTTP(w, early(t, srv, test.header...), next)
+			if err != nil || w.Code != test.want || reached {
+				t.Errorf("reached %v, error %v, status %d, want %d", reached, err, w.Code, test.want)
+			}
+			if w.Header().Get("RateLimit") != "" || w.Header().Get("Retry-After") != "" || w.Header().Get("Cache-Control") != "no-store" {
+				t.Errorf("%v", w.Header())
+			}
+		})
+	}
+}
+
+func TestDefectPrefixWithinLongerKey(t *testing.T) {
+	s := serve(t, proxied+eventsZone(1, "1h", "key {client_ip}_{host}", "ipv6_prefix 64", "ipv4_prefix 24"))
+	s.pass(1, "/", "X-Forwarded-For", "2001:db8::1")
+	s.refused("/", "X-Forwarded-For", "2001:db8::2")
+	s.pass(1, "/", "X-Forwarded-For", "2001:db8:0:1::1")
+	s.pass(1, "/", "X-Forwarded-For", "2001:db8::2", "Host", "other.test")
+	s.pass(1, "/", "X-Forwarded-For", "192.0.2.1")
+	s.refused("/", "X-Forwarded-For", "192.0.2.255")
+	s.pass(1, "/", "X-Forwarded-For", "192.0.3.1")
+}
+
+// Without a prefix, this spelling does not group addresses.
+func TestDefectNoPrefixNoGrouping(t *testing.T) {
+	s := serve(t, proxied+eventsZone(1, "1h", "key {client_ip}"))
+	s.pass(1, "/", "X-Forwarded-For", "2001:db8::1")
+	s.pass(1, "/", "X-Forwarded-For", "2001:db8::2")
+	s.refused("/", "X-Forwarded-For", "2001:db8::2")
 }

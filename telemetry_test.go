@@ -332,3 +332,23 @@ func TestAnEventKeepsItsKey(t *testing.T) {
 	}
 	t.Error("no event of the first refusal")
 }
+
+func TestDefectSeriesWithoutBound(t *testing.T) {
+	s := serve(t, eventsZone(1, "1h", "key {header.X-Key}"))
+	series := func() int { return strings.Count(s.metrics(), "\ncaddy_rate_limit_") }
+	s.pass(1, "/", "X-Key", "first")
+	s.refused("/", "X-Key", "first")
+	before := series()
+	for i := range 300 {
+		s.pass(1, "/", "X-Key", fmt.Sprint(i))
+	}
+	if after := series(); after != before || before == 0 {
+		t.Errorf("%d series became %d", before, after)
+	}
+	if keys := s.metric(`caddy_rate_limit_keys_total{zone="z"}`); keys != 301 {
+		t.Errorf("keys_total: %v", keys)
+	}
+	if strings.Contains(s.metrics(), "first") {
+		t.Error("a key is in the metrics")
+	}
+}
