@@ -7,7 +7,7 @@ UPSTREAM ?= 8081
 XCADDY   := github.com/caddyserver/xcaddy/cmd/xcaddy@v0.4.5
 STATIC   := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: run test build xcaddy lint walks race bench bench-redis bench-failure clean
+.PHONY: run test build xcaddy lint walks race bench bench-redis bench-server bench-failure clean
 
 ## run: a Caddy with the module in front of an upstream, both on loopback
 run: build
@@ -23,7 +23,7 @@ test: redis-server redis-sentinel
 
 # PROGRAMS are all that tests and benchmarks start beside Go. Each command names those that it needs and installs them; each
 # has the name of its package in Debian and Ubuntu. A test compares this list with what the code starts.
-PROGRAMS := redis-server redis-sentinel gcc
+PROGRAMS := redis-server redis-sentinel gcc nginx haproxy
 .PHONY: $(PROGRAMS)
 $(PROGRAMS):
 	@command -v $@ >/dev/null || { \
@@ -73,6 +73,10 @@ bench:
 ## bench-redis: the comparison of decisions in Redis
 bench-redis: redis-server
 	cd bench && go run ./shared
+
+## bench-server: what a limiter costs a whole server, beside NGINX and HAProxy
+bench-server: build nginx haproxy
+	cd bench && go run ./server
 
 ## bench-failure: what a failing Redis costs requests
 bench-failure: redis-server

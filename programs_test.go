@@ -81,6 +81,8 @@ func TestTheMakefileInstallsWhatTheCodeStarts(t *testing.T) {
 		switch {
 		case strings.HasPrefix(file, "bench/shared/"):
 			return []string{"bench-redis"}
+		case strings.HasPrefix(file, "bench/server/"):
+			return []string{"bench-server"}
 		case strings.HasPrefix(file, "bench/failure/"):
 			return []string{"bench-failure"}
 		case strings.HasPrefix(file, "bench/"):
