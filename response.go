@@ -20,6 +20,11 @@ type due struct {
 	voice   *voice
 	receipt *counting.Receipt
 	rules   []*rule // beside each item of the receipt
+
+	// What most requests need, allocated together.
+	first   [1]*rule
+	watched watcher
+	wrapper caddyhttp.ResponseWriterWrapper
 }
 
 // owe notes what the request has to do; nil if that is nothing.
@@ -29,6 +34,7 @@ func owe(q *question, v *voice) *due {
 		return nil
 	}
 	d := &due{voice: v, receipt: receipt}
+	d.rules = d.first[:0]
 	for i := range receipt.Items {
 		d.rules = append(d.rules, q.asked[receipt.Items[i].Entry].rule)
 		d.metrics(i).InFlight(receipt.Items[i].InFlight())
@@ -44,19 +50,24 @@ func (d *due) metrics(item int) *telemetry.Zone {
 // error, a panic, a connection that was taken over, a client that is gone.
 func (d *due) serve(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) (err error) {
 	returned, watched := false, (*watcher)(nil)
-	defer func() { d.end(r, status(r.Context(), watched, returned, err)) }()
+	defer func() { d.end(r, statusOf(r.Context(), watched, returned, err)) }()
 	if err := d.wait(r.Context()); err != nil {
 		return caddyhttp.Error(clientGone, err)
 	}
 	if d.receipt.Reserved() {
-		watched = &watcher{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, begun: func() {
-			d.count(r, status(r.Context(), watched, false, nil))
-		}}
+		watched = d.watch(w, r)
 		w = watched
 	}
 	err = next.ServeHTTP(w, r)
 	returned = true
 	return err
+}
+
+// watch returns a writer that sees the response's status.
+func (d *due) watch(w http.ResponseWriter, r *http.Request) *watcher {
+	d.wrapper.ResponseWriter = w
+	d.watched = watcher{ResponseWriterWrapper: &d.wrapper, due: d, request: r}
+	return &d.watched
 }
 
 // clientGone is the status under which Caddy and NGINX log that nobody waits for the response.
@@ -126,8 +137,9 @@ func (d *due) charge(r *http.Request, rule *rule, item int) {
 // watcher sees the status of a response that passes through it.
 type watcher struct {
 	*caddyhttp.ResponseWriterWrapper
-	status int    // 0: nothing written yet
-	begun  func() // called when there is one, before the client sees it
+	status  int // 0: nothing written yet
+	due     *due
+	request *http.Request
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -150,17 +162,17 @@ func (w *watcher) ReadFrom(r io.Reader) (int64, error) {
 	return w.ResponseWriterWrapper.ReadFrom(r)
 }
 
-// begin notes the first status; a body that comes without one has 200.
+// begin notes the first status, before the client sees it; a body that comes without one has 200.
 func (w *watcher) begin(status int) {
 	if w.status == 0 {
 		w.status = status
-		w.begun()
+		w.due.count(w.request, statusOf(w.request.Context(), w, false, nil))
 	}
 }
 
-// status is what the response says of the request: what was written, or will be for the error or
+// statusOf is what the response says of the request: what was written, or will be for the error or
 // the lack of one. It is 0 when nobody can say, since the client left or the handler panicked.
-func status(ctx context.Context, w *watcher, returned bool, err error) int {
+func statusOf(ctx context.Context, w *watcher, returned bool, err error) int {
 	var failure caddyhttp.HandlerError
 	switch {
 	case w == nil || w.status == 0 && !returned:

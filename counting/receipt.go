@@ -5,6 +5,7 @@ package counting
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 type Receipt struct {
 	Items []Item
 
+	first    [1]Item // backs Items: most requests keep one
 	counters *Counters
 	waits    []*leaky.Wait // slots in this process
 	until    time.Time     // the last slot in the shared store
@@ -40,6 +42,18 @@ type Item struct {
 	held     []Lease             // the same for leases that expire, which are renewed until then
 	reserved []algorithms.Charge // unless the response counts, or as far as it costs less
 	pending  []algorithms.Charge // together with that: then it is no longer pending
+
+	room [2]algorithms.Charge // backs what most items hold
+	used int
+}
+
+// hold adds a charge to one of the item's lists, in its own room if that is the list's first and there is some.
+func (i *Item) hold(list []algorithms.Charge, c algorithms.Charge) []algorithms.Charge {
+	if list == nil && i.used < len(i.room) {
+		list = i.room[i.used : i.used : i.used+1]
+		i.used++
+	}
+	return append(list, c)
 }
 
 // InFlight is how many units in flight the request holds.
@@ -54,6 +68,7 @@ func (d *Decision) Keep() *Receipt {
 		}
 		if r == nil {
 			r = &Receipt{counters: d.counters}
+			r.Items = r.first[:0]
 		}
 		r.keep(d, i)
 	}
@@ -75,12 +90,13 @@ func (d *Decision) Keep() *Receipt {
 // what no store was asked about neither.
 func (r *Receipt) keep(d *Decision, i int) {
 	e, a := &d.Entries[i], &d.Answers[i]
-	item := Item{Entry: i, By: a.By, Key: strings.Clone(e.Key), place: e.Place, byStatus: e.Reserves == ByStatus}
+	r.Items = append(r.Items, Item{Entry: i, By: a.By, Key: strings.Clone(e.Key), place: e.Place, byStatus: e.Reserves == ByStatus})
+	item := &r.Items[len(r.Items)-1]
 	if !e.DryRun {
 		item.ban, item.Delay = e.Ban, a.Delay()
 	}
 	for j := range a.Outcomes {
-		r.take(&item, &d.charges[a.first+j], &a.Outcomes[j], e.Reserves)
+		r.take(item, &d.charges[a.first+j], &a.Outcomes[j], e.Reserves)
 	}
 	if a.By == ByShared {
 		r.shared = true
@@ -90,10 +106,9 @@ func (r *Receipt) keep(d *Decision, i int) {
 	}
 	if a.pending >= 0 {
 		if o := &d.outcomes[a.pending]; o.OK && o.Asked() {
-			item.pending = []algorithms.Charge{item.undo(&d.charges[a.pending], o)}
+			item.pending = item.hold(nil, item.undo(&d.charges[a.pending], o))
 		}
 	}
-	r.Items = append(r.Items, item)
 }
 
 // take notes what is held under one limit.
@@ -105,11 +120,11 @@ func (r *Receipt) take(item *Item, c *algorithms.Charge, o *algorithms.Outcome, 
 	case c.Limit.Algorithm == algorithms.Concurrency && shared:
 		item.held = append(item.held, r.counters.Shared.Hold(c.Limit, item.Key, o.Mark))
 	case c.Limit.Algorithm == algorithms.Concurrency:
-		item.leases = append(item.leases, item.undo(c, o))
+		item.leases = item.hold(item.leases, item.undo(c, o))
 	case c.Limit.Queue > 0 && shared && o.Delay > 0:
 		item.slots = append(item.slots, item.undo(c, o))
 	case reserves != ForGood:
-		item.reserved = append(item.reserved, item.undo(c, o))
+		item.reserved = item.hold(item.reserved, item.undo(c, o))
 	}
 }
 
@@ -227,7 +242,12 @@ func (r *Receipt) Close() {
 
 // end settles an item's reservation, with what there is to pay for it. Only the first call counts.
 func (r *Receipt) end(i *Item, pay []algorithms.Charge) {
-	r.pay(i, append(pay, i.pending...)...)
+	if len(pay) > 0 && len(i.pending) > 0 {
+		pay = append(slices.Clip(pay), i.pending...)
+	} else if len(pay) == 0 {
+		pay = i.pending
+	}
+	r.pay(i, pay...)
 	i.reserved, i.pending = nil, nil
 }
 
@@ -238,10 +258,16 @@ func (r *Receipt) pay(i *Item, charges ...algorithms.Charge) {
 	case len(charges) == 0:
 	case i.By == ByShared:
 		r.counters.Shared.Settle(charges...)
+	case len(charges) <= few:
+		var out [few]algorithms.Outcome
+		_ = r.counters.Process.Apply(context.Background(), charges, out[:])
 	default:
 		_ = r.counters.Process.Apply(context.Background(), charges, make([]algorithms.Outcome, len(charges)))
 	}
 }
+
+// few charges need no memory for their outcomes.
+const few = 4
 
 // cutOff gives back what a request has reserved in the shared store that a stop of the process does
 // not wait for: nobody will see its response. What waits for a charge stays: the upstream may have
