@@ -51,7 +51,7 @@ xcaddy:
 lint:
 	go vet ./...
 	go run $(STATIC) ./...
-	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { echo "gofmt would change:"; gofmt -l $$(git ls-files '*.go'); exit 1; }
+	@test -z "$$(gofmt -l .)" || { echo "gofmt would change:"; gofmt -l .; exit 1; }
 
 ## walks: what docs/design/architecture.md says of how to add things, tried with a dummy of each
 walks:
