@@ -34,11 +34,17 @@ func (p *slot) is(k digest) bool {
 	return p.id == k.id && (p.a^k.more)&checkMask == 0 && (p.b^k.more>>checkBits)&checkMask == 0
 }
 
-// A chunk of 2 KiB: small enough that a quiet zone costs little, large enough that a million keys
-// are few objects.
-const chunkSize = 64
+// A chunk of 2 KiB is small enough that a quiet zone costs little. What a shard grows beyond a block
+// lies in whole blocks, so that ten million keys are few objects for the garbage collector.
+const (
+	chunkSize = 64
+	blockSize = 1024
+)
 
-type chunk [chunkSize]slot
+type (
+	chunk [chunkSize]slot
+	block [blockSize]slot
+)
 
 // An index entry is a slot's number plus one, above 8 bits of its hash that save most looks at
 // wrong slots; 0 is empty.
@@ -50,22 +56,27 @@ const (
 
 type shard struct {
 	mu    sync.Mutex
-	now   int64    // the latest moment of a decision
-	index []uint32 // open addressing, linear probing
-	slots []*chunk
-	logs  []*[chunkSize]history // beside slots, for the log kernel only
-	top   uint32                // slots from here on were never used
-	free  uint32                // the first free slot below top, plus one
+	now   int64                  // the latest moment of a decision
+	index []uint32               // open addressing, linear probing
+	slots []*chunk               // the first block's
+	more  []*block               // all behind it
+	logs  *[]*[chunkSize]history // beside slots, for the log kernel only; the pointer keeps a shard to two cache lines
+	top   uint32                 // slots from here on were never used
+	free  uint32                 // the first free slot below top, plus one
 	live  uint32
 	hand  uint32 // the next slot that may be forgotten
 	log   bool
-	rank  uint64  // the order of locking
-	_     [8]byte // keeps the locks of two shards on separate cache lines
+	rank  uint64 // the order of locking
 }
 
-func (s *shard) slot(n uint32) *slot { return &s.slots[n/chunkSize][n%chunkSize] }
+func (s *shard) slot(n uint32) *slot {
+	if n < blockSize {
+		return &s.slots[n/chunkSize][n%chunkSize]
+	}
+	return &s.more[n/blockSize-1][n%blockSize]
+}
 
-func (s *shard) history(n uint32) *history { return &s.logs[n/chunkSize][n%chunkSize] }
+func (s *shard) history(n uint32) *history { return &(*s.logs)[n/chunkSize][n%chunkSize] }
 
 func entry(n uint32, id uint64) uint32 { return (n+1)<<tagBits | uint32(id>>(64-tagBits)) }
 
@@ -137,11 +148,17 @@ func (s *shard) add(k digest, state *algorithms.State) {
 
 // grow makes top a usable slot and moves top up.
 func (s *shard) grow() {
-	if s.top%chunkSize == 0 {
-		s.slots = append(s.slots, new(chunk))
-		if s.log {
-			s.logs = append(s.logs, new([chunkSize]history))
+	if s.log && s.top%chunkSize == 0 {
+		if s.logs == nil {
+			s.logs = new([]*[chunkSize]history)
 		}
+		*s.logs = append(*s.logs, new([chunkSize]history))
+	}
+	switch {
+	case s.top < blockSize && s.top%chunkSize == 0:
+		s.slots = append(s.slots, new(chunk))
+	case s.top >= blockSize && s.top%blockSize == 0:
+		s.more = append(s.more, new(block))
 	}
 	s.top++
 }
@@ -198,8 +215,8 @@ func (s *shard) compact() {
 	if s.top <= chunkSize || s.live >= s.top/4 {
 		return
 	}
-	old := shard{slots: s.slots, logs: s.logs, top: s.top, log: s.log}
-	s.index, s.slots, s.logs = nil, nil, nil
+	old := shard{slots: s.slots, more: s.more, logs: s.logs, top: s.top, log: s.log}
+	s.index, s.slots, s.more, s.logs = nil, nil, nil, nil
 	s.top, s.free, s.live, s.hand = 0, 0, 0, 0
 	var state algorithms.State
 	for n := range old.top {
