@@ -194,7 +194,7 @@ func get(t testing.TB, c *http.Client, url string, header ...string) (*http.Resp
 		req.Header.Add(header[i], header[i+1])
 	}
 	resp, err := c.Do(req)
-	if errors.Is(err, io.EOF) { // a server that a reload replaces may close, unread, a connection that it has just accepted
+	if errors.Is(err, io.EOF) { // seen once, just after a reload; why is not known
 		resp, err = c.Do(req)
 	}
 	if err != nil {
