@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -194,9 +193,6 @@ func get(t testing.TB, c *http.Client, url string, header ...string) (*http.Resp
 		req.Header.Add(header[i], header[i+1])
 	}
 	resp, err := c.Do(req)
-	if errors.Is(err, io.EOF) { // seen once, just after a reload; why is not known
-		resp, err = c.Do(req)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
