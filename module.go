@@ -145,14 +145,13 @@ type shareFields struct {
 
 // tellShares returns what clients are told while the shared store is down. It is made again when
 // the number of instances changes.
-func (h *Handler) tellShares() *fields.Set {
-	fleet := h.counters.Fleet()
+func (h *Handler) tellShares(fleet int) *fields.Set {
 	if s := h.shares.Load(); s != nil && s.fleet == fleet {
 		return s.fields
 	}
 	set := h.describe(func(r *rule, p *plan) []*algorithms.Limit {
 		if r.shared() && r.entry.IfDown == counting.UseShare {
-			return h.counters.Shares(p.Limits)
+			return h.counters.Shares(p.Limits, fleet)
 		}
 		return p.Limits
 	})
@@ -236,7 +235,7 @@ func (h *Handler) decide(q *question) (denied bool) {
 		a := &q.asked[i]
 		a.Answer = &q.decision.Answers[i]
 		if a.By.StoreFailed() && !denied {
-			q.fields = h.tellShares()
+			q.fields = h.tellShares(q.decision.Fleet)
 		}
 	}
 	return denied

@@ -16,6 +16,9 @@ import (
 type Decision struct {
 	Entries []Entry // in the order in which they were asked
 	Answers []Answer
+	// Fleet is among how many instances limits were divided, if the shared store failed. It is read
+	// once, so that what clients are told is what decided.
+	Fleet int
 
 	counters    *Counters
 	charges     []algorithms.Charge

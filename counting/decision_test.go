@@ -207,17 +207,17 @@ func TestSharesStayTheSame(t *testing.T) {
 	s := newSite(t)
 	limits := []*algorithms.Limit{s.perHour("a", 9), s.limit("a", algorithms.Policy{Algorithm: algorithms.Concurrency, Quota: 4, Window: time.Minute})}
 	s.fleet = 3
-	first := s.Shares(limits)
-	if again := s.Shares(limits); &again[0] != &first[0] || first[0].Quota != 3 || first[1].Quota != 1 || first[1].Window != algorithms.MaxWindow {
+	first := s.Shares(limits, s.fleet)
+	if again := s.Shares(limits, s.fleet); &again[0] != &first[0] || first[0].Quota != 3 || first[1].Quota != 1 || first[1].Window != algorithms.MaxWindow {
 		t.Errorf("%+v", first)
 	}
 	s.fleet = 1
-	if whole := s.Shares(limits); whole[0].Quota != 9 || whole[0].Space.Zone != counting.ShareZone("a") {
+	if whole := s.Shares(limits, s.fleet); whole[0].Quota != 9 || whole[0].Space.Zone != counting.ShareZone("a") {
 		t.Errorf("%+v", whole[0])
 	}
 	queue := s.limit("q", leaky.Queue(10, time.Second, 5, 0, 0))
 	s.fleet = 10
-	if one := s.Shares([]*algorithms.Limit{queue})[0]; one.Queue != 0 || one.Burst != 1 {
+	if one := s.Shares([]*algorithms.Limit{queue}, s.fleet)[0]; one.Queue != 0 || one.Burst != 1 {
 		t.Errorf("a tenth of a queue of five: %+v", one.Policy)
 	}
 }
@@ -544,4 +544,19 @@ func TestAShareThatQueues(t *testing.T) {
 		t.Error(err)
 	}
 	r.Close()
+}
+
+// Instances may come and go at any moment; a decision is made, and told, by one number of them.
+func TestOneFleetForADecision(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	s.remote.down.Store(true)
+	known := 0
+	s.Counters.Fleet = func() int { known++; return known }
+	d, _ := s.ask(shared(s.perHour("a", 12)), shared(s.perHour("b", 12)), shared(s.perHour("c", 12)))
+	for i := range d.Answers {
+		if a := &d.Answers[i]; a.Limits[0].Quota != 12/int64(d.Fleet) {
+			t.Errorf("answer %d has a share of %d, by a fleet of %d", i, a.Limits[0].Quota, d.Fleet)
+		}
+	}
 }

@@ -18,6 +18,7 @@ const StoreBack = 2 * time.Second
 // denies.
 func (d *Decision) fallBack(ctx context.Context) (denied bool) {
 	d.leaveUnasked(d.local, d.both, ByShare)
+	d.Fleet = d.counters.Fleet()
 	for i := range d.Answers {
 		e, a := &d.Entries[i], &d.Answers[i]
 		switch {
@@ -53,7 +54,7 @@ func (d *Decision) takeShare(e *Entry, a *Answer) {
 	if a.ban >= 0 {
 		a.ban = d.add(d.charges[a.ban])
 	}
-	a.Limits = d.counters.Shares(e.Limits)
+	a.Limits = d.counters.Shares(e.Limits, d.Fleet)
 	first := len(d.charges)
 	for i, limit := range a.Limits {
 		c := d.charges[a.first+i]
@@ -84,13 +85,12 @@ type shares struct {
 	lists sync.Map // of limits, by the first of them: *algorithms.Limit → []*algorithms.Limit
 }
 
-// Shares returns this instance's part of each limit, by the number of instances last known. The
-// same limits have the same parts until that changes.
-func (c *Counters) Shares(limits []*algorithms.Limit) []*algorithms.Limit {
+// Shares returns the part of each limit that one of so many instances admits by itself. The same
+// limits have the same parts until that number changes.
+func (c *Counters) Shares(limits []*algorithms.Limit, fleet int) []*algorithms.Limit {
 	if len(limits) == 0 {
 		return nil
 	}
-	fleet := c.Fleet()
 	now := c.shares.Load()
 	if now == nil || now.fleet != fleet {
 		now = &shares{fleet: fleet}
