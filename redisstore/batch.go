@@ -38,8 +38,8 @@ func (b *batch) hash() {
 }
 
 // knownRefused answers the batch as Redis did a moment ago, if all that refused it then is known to
-// refuse still. A ban answers alone, whatever stands beside it. Units in flight that are only
-// counted, as a dry run, somebody wants to know, unless the key is banned.
+// refuse still. A ban answers whatever stands beside it, with what else is known to refuse. Units
+// in flight that are only counted, as a dry run, somebody wants to know, unless the key is banned.
 func (b *batch) knownRefused() bool {
 	found, want, banned, counted, fingerprint := 0, 0, false, false, uint64(0)
 	now := time.Now()
@@ -60,9 +60,9 @@ func (b *batch) knownRefused() bool {
 		if fingerprint == 0 {
 			fingerprint = b.fingerprint()
 		}
-		if known.ban || known.batch.fingerprint == fingerprint {
-			b.out[i] = known.outcome(now)
-			found, want, banned = found+1, max(want, known.batch.refusals), banned || known.ban
+		b.out[i], banned = known.outcome(now), banned || known.ban
+		if known.batch.fingerprint == fingerprint {
+			found, want = found+1, max(want, known.batch.refusals)
 		}
 	}
 	return banned || found > 0 && found == want && !counted

@@ -197,6 +197,25 @@ func TestARefusalAnswersForItsBatchOnly(t *testing.T) {
 	}
 }
 
+// Who is banned is told the longer wait of another limit too, if it is known, whatever batch it was
+// learned of.
+func TestABanDoesNotHideALongerWait(t *testing.T) {
+	s := open(t, Options{Addrs: []string{redistest.Start(t).Addr}})
+	hour, ban := perHour(t, "z", 1), algorithms.Ban("z (bans)")
+	one, ask := algorithms.Charge{Key: "k", Limit: hour, Cost: 1}, algorithms.Ask(ban, "k")
+	ask1(t, s, one)
+	ask1(t, s, one)
+	ask1(t, s, algorithms.Banish(ban, "k", time.Minute))
+	ask1(t, s, ask)
+	hits, out := s.Stats().Hits, make([]algorithms.Outcome, 2)
+	if err := s.Apply(context.Background(), []algorithms.Charge{ask, one}, out); err != nil || s.Stats().Hits != hits+1 {
+		t.Fatal(err, "or Redis was asked about a ban that is known")
+	}
+	if out[0].OK || out[0].Retry > time.Minute || out[1].OK || out[1].Retry < time.Minute {
+		t.Errorf("%+v", out)
+	}
+}
+
 // However long a wait is, Redis is asked again about it: what stands there may have been changed by
 // hand.
 func TestRefusalsAreAskedAboutAgain(t *testing.T) {
