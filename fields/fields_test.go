@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -375,5 +376,19 @@ func TestRetract(t *testing.T) {
 	}
 	if Retract(h, sc, "other", "zz"); h[keyLimit] != nil || h[keyPolicy] != nil {
 		t.Errorf("%v", h)
+	}
+}
+
+// However many fields are added, none takes the place of another.
+func TestScratchKeepsEveryValue(t *testing.T) {
+	var sc Scratch
+	h := make(http.Header)
+	for i := range 1000 {
+		sc.add(h, strconv.Itoa(i), strconv.Itoa(i))
+	}
+	for i := range 1000 {
+		if key := strconv.Itoa(i); h[key][0] != key {
+			t.Fatalf("field %s says %s", key, h[key][0])
+		}
 	}
 }

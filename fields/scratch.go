@@ -20,7 +20,7 @@ type Scratch struct {
 	values [3]string
 	array  [48]byte               // all texts, one after the other; never rewritten
 	text   uint8                  // how much of the array is written
-	used   uint8                  // how many values are
+	used   uint32                 // how many values are
 	more   *Values                // behind those
 	ones   *[len(oneValues)]shown // nil until a family of one value is written
 }
