@@ -227,6 +227,7 @@ func (q *question) remember(passed bool) {
 	for n := range q.asked {
 		a := &q.asked[n]
 		several := a.rule.zone.severalRules()
+		var key *string // all limits' alike
 		for i, limit := range a.plan.Limits {
 			o := a.told(i)
 			answer := answer{
@@ -234,8 +235,11 @@ func (q *question) remember(passed bool) {
 				ok: o.OK, enforced: a.enforced, taken: passed && several && a.Outcomes[i].OK,
 			}
 			if answer.cost > 1 || answer.taken {
-				key := strings.Clone(a.key)
-				answer.key = &key
+				if key == nil {
+					text := strings.Clone(a.key)
+					key = &text
+				}
+				answer.key = key
 			}
 			q.record.answers = append(q.record.answers, answer)
 		}
